@@ -1,0 +1,113 @@
+"""What every task shares: the optimizer and its schedule, checkpoints that describe themselves, train mode."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from pytorch_lightning import LightningModule
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from models.optim import (
+    OptimizerFactory,
+    Schedule,
+    build_optimizer,
+    make_scheduler,
+    parameter_groups,
+    start_scheduler,
+)
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+class Task(LightningModule):
+    """A net with an optimizer and a schedule; subclasses add the loss and the metrics.
+
+    Args:
+        net: The net to train; any module that maps the batch's inputs to what the task's loss takes.
+        optimizer: Builds the optimizer from parameter groups, e.g. `torch.optim.AdamW`, `torch.optim.SGD` or
+            `models.optim.MuonAdamW` by class path. None: AdamW as torch sets it.
+        schedule: How the learning rate moves over the run.
+        lr_multipliers: Learning-rate multiplier by prefix of parameter name, e.g. `{"backbone": 0.1}`.
+        layer_decay: Learning-rate multiplier per stage below the head; 1 gives all layers the same rate.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory | None = None,
+        schedule: Schedule = Schedule(),  # noqa: B008 (frozen)
+        lr_multipliers: Mapping[str, float] | None = None,
+        layer_decay: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.optimizer_factory = optimizer or AdamW
+        self.schedule = schedule
+        self.lr_multipliers = dict(lr_multipliers or {})
+        self.layer_decay = layer_decay
+        # From the command line the hyperparameters are the plain configuration of every part. From Python they may hold
+        # objects, which `weights_only=True` would refuse to load: those are left out. (Ignoring `net` from the start
+        # would break reloading what the command line wrote.)
+        self.save_hyperparameters()
+        for key in [key for key, value in self.hparams.items() if not is_plain(value)]:
+            del self.hparams[key]
+            self._hparams_initial.pop(key, None)  # the copy that loggers write
+        self._group_options: list[dict[str, Any]] = []
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """The optimizer over grouped parameters, and its scheduler stepped once per optimizer step."""
+        groups = parameter_groups(self.net, lr_multipliers=self.lr_multipliers, layer_decay=self.layer_decay)
+        optimizer = build_optimizer(self.optimizer_factory, groups)
+        scheduler = make_scheduler(optimizer, self.schedule)
+        self._group_options = [_without_params(group) for group in optimizer.param_groups]
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        """Tell the schedule how long the run is, and let the configured rates win over those in a checkpoint.
+
+        The length is asked for here and not in `configure_optimizers`, where asking makes Lightning build the loaders
+        before it restores their position (pytorch-lightning issue 20550).
+        """
+        scheduler = self.lr_schedulers()
+        if not isinstance(scheduler, LambdaLR) or not self._group_options:
+            return
+        optimizer: Optimizer = scheduler.optimizer
+        restored = [_without_params(group) for group in optimizer.param_groups]
+        for group, options in zip(optimizer.param_groups, self._group_options, strict=True):
+            group.update(options)
+        changed = sorted(
+            {
+                key
+                for old, new in zip(restored, self._group_options, strict=True)
+                for key in new
+                if old.get(key) != new[key]
+            }
+            - {"lr"}
+        )
+        if changed:
+            shown = ", ".join(f"{key}={self._group_options[0][key]}" for key in changed)
+            warnings.warn(f"resumed with other optimizer settings than the checkpoint's: now {shown}", stacklevel=2)
+        scheduler.base_lrs = [group["initial_lr"] for group in self._group_options]
+        start_scheduler(scheduler, self.schedule, _total_steps(self.trainer.estimated_stepping_batches))
+
+    def on_fit_start(self) -> None:
+        """Train mode for every module: what `from_pretrained` loads comes in eval mode, its dropout off."""
+        self.train()
+
+
+def is_plain(value: Any) -> bool:
+    """Whether `value` consists of numbers, strings, None, and lists and dicts of them."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
+    return all(map(is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, PLAIN)
+
+
+def _without_params(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _total_steps(estimated: int | float) -> int:
+    return 0 if estimated == float("inf") else int(estimated)
