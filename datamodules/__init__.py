@@ -1,0 +1,17 @@
+"""Datamodules: one file per kind of data source; ``--data CLASS`` picks one by class name."""
+
+from datamodules.base import BaseDataModule
+from datamodules.cifar10 import CIFAR10DataModule
+from datamodules.digits import DigitsDataModule
+from datamodules.fashion_mnist import FashionMNISTDataModule
+from datamodules.image_folder import ImageFolderDataModule
+from datamodules.images import ImageDataModule
+
+__all__ = [
+    "BaseDataModule",
+    "CIFAR10DataModule",
+    "DigitsDataModule",
+    "FashionMNISTDataModule",
+    "ImageDataModule",
+    "ImageFolderDataModule",
+]
