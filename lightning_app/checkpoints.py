@@ -1,0 +1,92 @@
+"""Checkpoints: find them, read them, and turn one into a task in plain Python.
+
+from lightning_app.checkpoints import load_task
+
+task = load_task("logs/vision/version_0/checkpoints/best.ckpt")
+logits = task(images)
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+
+from models import Task
+from models.nets.pretrained import without_pretrained_weights
+
+KEYWORDS = ("best", "last")
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The checkpoint's content, tensors on the CPU and mapped from the file; no code in it is run.
+
+    Raises:
+        ValueError: Where the file is missing, damaged, or no checkpoint; it is named.
+    """
+    if not Path(path).exists():
+        raise ValueError(f"there is no checkpoint {path}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"the checkpoint {path} is damaged or not a checkpoint ({os.path.getsize(path):,} bytes: {reason}); "
+            "use an earlier one"
+        ) from error
+    if not isinstance(content, dict) or "state_dict" not in content:
+        raise ValueError(f"{path} is not a Lightning checkpoint: it has no state_dict")
+    return content
+
+
+def load_task(path: str | Path, **overrides: Any) -> LightningModule:
+    """The task of a checkpoint, in eval mode on the CPU, its weights loaded (the averaged ones of an EMA run).
+
+    Args:
+        path: The checkpoint. It describes itself; no configuration is needed.
+        **overrides: Arguments of the task that replace the recorded ones, e.g. `net=net` for a checkpoint of a task
+            that was built in Python, whose net can't be recorded.
+
+    Raises:
+        ValueError: Where the file can't be read, or does not describe its task and `overrides` don't either.
+    """
+    recorded = read_checkpoint(path).get("hyper_parameters", {})
+    if "_class_path" not in recorded and "net" not in overrides:
+        raise ValueError(
+            f"{path} does not record its net, since it was not trained from the command line; "
+            "pass it: load_task(path, net=net)"
+        )
+    with without_pretrained_weights():
+        task = Task.load_from_checkpoint(path, map_location="cpu", weights_only=True, **overrides)
+    return task.eval()
+
+
+def newest_checkpoint(keyword: str, runs: Path) -> Path:
+    """The `best` or `last` checkpoint of the newest run below `runs` (logs/RECIPE) that has one.
+
+    Raises:
+        ValueError: Where no run has one.
+    """
+    found = list(runs.glob(f"version_*/checkpoints/{keyword}.ckpt"))
+    if not found:
+        raise ValueError(f"--ckpt_path {keyword}: there is no {runs}/version_*/checkpoints/{keyword}.ckpt")
+    return max(found, key=lambda path: int(path.parts[-3].removeprefix("version_")))
+
+
+def describe_differences(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    """`net.dropout: 0.2 -> 0.3` for every hyperparameter that both know and that differs."""
+    old, new = flatten(recorded), flatten(current)
+    return [f"{key}: {old[key]} -> {new[key]}" for key in sorted(old.keys() & new.keys()) if old[key] != new[key]]
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as dotted keys; the class_path and init_args of a part fold into its own name."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = prefix if key in ("class_path", "_class_path", "init_args") else f"{prefix}.{key}".lstrip(".")
+        if isinstance(value, dict):
+            flat |= flatten(value, name)
+        else:
+            flat[name or "model"] = list(value) if isinstance(value, tuple) else value
+    return flat

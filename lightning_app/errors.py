@@ -1,0 +1,82 @@
+"""One plain line for a mistake on the command line or in a YAML file: what is wrong, and the nearest right spelling.
+
+jsonargparse explains a failed value by every type it tried, which takes a page. The patterns below pick the sentence
+that names the mistake (jsonargparse 4.53); a message that none of them knows is shown as it is.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing where no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def explain(message: str, *, options: Iterable[str], classes: dict[str, Iterable[str]]) -> str:
+    """The message in one line.
+
+    Args:
+        message: What the parser says.
+        options: Long options of the subcommand, e.g. `--trainer.max_epochs`.
+        classes: Known classes by name, each with the names of its arguments.
+    """
+    key = _first(r'Parser key "([^"]+)"', message)
+    if found := re.search(r"[Uu]nrecognized arguments: (.+)", message):
+        flag = found[1].split()[0].split("=")[0]
+        if not flag.startswith("-"):
+            return f"{flag!r} is not an option; values follow an option, as in --trainer.max_epochs 3"
+        return f"there is no option {flag}{nearest(flag, options)}"
+    if found := re.search(r"Option '([^']+)' is not accepted", message):
+        name = found[1]
+        owners = re.findall(r"Problem with given class_path '([^']+)'", message[: found.start()])
+        if owners:
+            owner = owners[-1].rsplit(".", 1)[-1]
+            return f"{owner} has no argument {name!r}{nearest(name, classes.get(owner, ()))}"
+        known = [option.removeprefix("--") for option in options]
+        prefix = f"{key}." if key and "." not in name and f"{key}.{name}" not in known else ""
+        return f"there is no setting {prefix}{name}{nearest(prefix + name, known)}"
+    if found := re.search(r'Key "?([\w.]+)"? (?:is not expected|not expected)', message):
+        return f"there is no setting {found[1]}{nearest(found[1], [option.removeprefix('--') for option in options])}"
+    if found := re.search(r"Expected a dot import path string: (\S+)", message):
+        name = found[1]
+        return f"{_setting(key)}there is no class {name!r}{nearest(name.rsplit('.', 1)[-1], classes)}"
+    if found := re.search(r"Import path '?([\w.]+)'?|No module named '([^']+)'|has no attribute '([^']+)'", message):
+        name = next(group for group in found.groups() if group)
+        return f"{_setting(key)}{name!r} can't be imported{nearest(name.rsplit('.', 1)[-1], classes)}"
+    if found := re.search(r"(?:does not exist|not exist|no such file)[^']*'([^']+)'", message, re.IGNORECASE):
+        return f"there is no file {found[1]}{_near_file(found[1])}"
+    if found := re.search(r"Expected a typing\.Literal(\[[^\]]+\])\. Got value: (\S+)", message):
+        keys = re.findall(r'Parser key "([^"]+)"', message)
+        choices = re.findall(r"'([^']+)'", found[1])
+        return f"{_setting(keys[-1] if keys else None)}{found[2]!r} must be one of {', '.join(choices)}" + nearest(
+            found[2], choices
+        )
+    if found := re.search(r"arguments are required: (\S+)", message):
+        name = found[1].split(".", 1)[-1].rstrip(",")
+        return f"--{name} is missing; start from a recipe, e.g. --config configs/vision.yaml"
+    if "Problems parsing config" in message:
+        return "the YAML can't be parsed: " + " ".join(message.split("Problems parsing config:")[-1].split())
+    if given := re.search(r"Given value: (.+)", message):
+        types = sorted(set(re.findall(r"Expected an? <class '([\w.]+)'>", message)) - {"NoneType"})
+        if key and types:
+            return f"{_setting(key)}{given[1]!r} is not a valid {' or '.join(types)}"
+    return message.strip()
+
+
+def _first(pattern: str, text: str) -> str | None:
+    found = re.search(pattern, text)
+    return found[1] if found else None
+
+
+def _setting(key: str | None) -> str:
+    return f"{key}: " if key else ""
+
+
+def _near_file(path: str) -> str:
+    folder = Path(path).parent
+    names = [str(folder / found.name) for found in folder.glob("*")] if folder.is_dir() else []
+    return nearest(path, names)

@@ -1,0 +1,36 @@
+"""What the terminal shows when a run ends: metrics, where things lie, what to do next."""
+
+import os
+from pathlib import Path
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+
+@rank_zero_only
+def print_report(trainer: Trainer) -> None:
+    """Print the test metrics (or the last validation's), the checkpoint, the saved configuration and next commands."""
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    chosen = {n: v for n, v in metrics.items() if n.startswith("test/")} or {
+        n: v for n, v in metrics.items() if n.startswith("val/")
+    }
+    rows = [(name, f"{value:.4f}") for name, value in sorted(chosen.items())]
+    checkpoint = trainer.checkpoint_callback.best_model_path if trainer.checkpoint_callback else ""
+    folder = trainer.log_dir
+    if checkpoint:
+        rows.append(("best checkpoint", relative(checkpoint)))
+    if folder and (Path(folder) / "config.yaml").exists():
+        rows.append(("configuration", relative(Path(folder) / "config.yaml")))
+        rows.append(("dashboard", f"tensorboard --logdir {relative(Path(folder).parents[1])}"))
+    if checkpoint:
+        rows.append(("next", f"python scripts/train.py predict --ckpt_path {relative(checkpoint)}"))
+    width = max((len(name) for name, _ in rows), default=0)
+    print("\n" + "\n".join(f"  {name:{width}}  {value}" for name, value in rows), flush=True)
+
+
+def relative(path: str | Path) -> str:
+    """The path from the working directory where it lies below it, quoted if the shell needs it."""
+    import shlex
+
+    path = os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd()) else str(path)
+    return shlex.quote(path)
