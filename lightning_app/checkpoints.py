@@ -7,6 +7,7 @@ logits = task(images)
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,11 @@ def newest_checkpoint(keyword: str, runs: Path) -> Path:
     return max(found, key=lambda path: int(path.parts[-3].removeprefix("version_")))
 
 
-def describe_differences(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
+def describe_differences(recorded: dict[str, Any], current: dict[str, Any], *, ignore: Iterable[str] = ()) -> list[str]:
     """`net.dropout: 0.2 -> 0.3` for every hyperparameter that both know and that differs."""
     old, new = flatten(recorded), flatten(current)
-    return [f"{key}: {old[key]} -> {new[key]}" for key in sorted(old.keys() & new.keys()) if old[key] != new[key]]
+    both = sorted(old.keys() & new.keys() - set(ignore))
+    return [f"{key}: {old[key]} -> {new[key]}" for key in both if old[key] != new[key]]
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

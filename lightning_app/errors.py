@@ -1,13 +1,21 @@
-"""One plain line for a mistake on the command line or in a YAML file: what is wrong, and the nearest right spelling.
+"""One plain line for a user's mistake: what is wrong, and the nearest right spelling. No traceback.
 
 jsonargparse explains a failed value by every type it tried, which takes a page. The patterns below pick the sentence
 that names the mistake (jsonargparse 4.53); a message that none of them knows is shown as it is.
 """
 
 import difflib
+import os
 import re
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+from lightning_app.main import ROOT
+
+PACKAGES = ("models", "datamodules", "callbacks", "lightning_app")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -16,7 +24,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def explain(message: str, *, options: Iterable[str], classes: dict[str, Iterable[str]]) -> str:
+def explain(message: str, *, options: Iterable[str], classes: Mapping[str, Iterable[str]]) -> str:
     """The message in one line.
 
     Args:
@@ -39,8 +47,9 @@ def explain(message: str, *, options: Iterable[str], classes: dict[str, Iterable
         known = [option.removeprefix("--") for option in options]
         prefix = f"{key}." if key and "." not in name and f"{key}.{name}" not in known else ""
         return f"there is no setting {prefix}{name}{nearest(prefix + name, known)}"
-    if found := re.search(r'Key "?([\w.]+)"? (?:is not expected|not expected)', message):
-        return f"there is no setting {found[1]}{nearest(found[1], [option.removeprefix('--') for option in options])}"
+    if found := re.search(r"does not accept option '([\w.]+)'|Key \"?([\w.]+)\"? is not expected", message):
+        name = found[1] or found[2]
+        return f"there is no setting {name}{nearest(name, [option.removeprefix('--') for option in options])}"
     if found := re.search(r"Expected a dot import path string: (\S+)", message):
         name = found[1]
         return f"{_setting(key)}there is no class {name!r}{nearest(name.rsplit('.', 1)[-1], classes)}"
@@ -77,6 +86,48 @@ def _setting(key: str | None) -> str:
 
 
 def _near_file(path: str) -> str:
-    folder = Path(path).parent
-    names = [str(folder / found.name) for found in folder.glob("*")] if folder.is_dir() else []
-    return nearest(path, names)
+    known = list(Path(path).parent.glob("*")) + list((ROOT / "configs").glob("**/*.yaml"))
+    names = {found.name: found for found in reversed(known)}
+    near = difflib.get_close_matches(Path(path).name, names, n=1, cutoff=0.7)
+    return f"; did you mean {os.path.relpath(names[near[0]])}?" if near else ""
+
+
+def users_mistake(error: Exception) -> str | None:
+    """The message for the user where `error` is his mistake and not a fault of the program, else None.
+
+    His are Lightning's complaints about the configuration, and what our own packages raised with a message for him: the
+    innermost frame tells. An error out of a DataLoader worker carries its trace as text.
+    """
+    text = str(error)
+    if isinstance(error, MisconfigurationException) or "accelerator_connector" in _raised_in(error).name:
+        return " ".join(text.split())
+    if isinstance(error, RuntimeError) and "loading state_dict" in text:
+        hint = "to start from it with other classes: --model.net.pretrained FILE in the place of --ckpt_path"
+        return f"the checkpoint does not fit this model: {' '.join(text.split(':', 1)[-1].split())} ({hint})"
+    if text.startswith("Caught ") and "DataLoader worker" in text:
+        trace = [line for line in text.splitlines() if line.strip().startswith("File ")]
+        ours = bool(trace) and _is_ours(Path(trace[-1].split('"')[1]))
+        return text.splitlines()[-1].split(": ", 1)[-1] if ours else None
+    if isinstance(error, ValueError | OSError | ImportError) and _is_ours(_raised_in(error)):
+        return " ".join(text.split())
+    # jsonargparse raises an error of its own from the one that a class raised
+    inner = error.__cause__ or error.__context__
+    return users_mistake(inner) if isinstance(error, ValueError) and isinstance(inner, Exception) else None
+
+
+def _raised_in(error: Exception) -> Path:
+    frames = traceback.extract_tb(error.__traceback__)
+    return Path(frames[-1].filename) if frames else Path()
+
+
+def passed_through(error: BaseException | None, folder: Path) -> bool:
+    """Whether the error, or one that it was raised from, came through code in `folder`."""
+    while error is not None:
+        if any(Path(frame.filename).is_relative_to(folder) for frame in traceback.extract_tb(error.__traceback__)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _is_ours(path: Path) -> bool:
+    return any(path.is_relative_to(ROOT / package) for package in PACKAGES)

@@ -1,6 +1,7 @@
 """What the terminal shows when a run ends: metrics, where things lie, what to do next."""
 
 import os
+import shlex
 from pathlib import Path
 
 from pytorch_lightning import Trainer
@@ -15,7 +16,7 @@ def print_report(trainer: Trainer) -> None:
         n: v for n, v in metrics.items() if n.startswith("val/")
     }
     rows = [(name, f"{value:.4f}") for name, value in sorted(chosen.items())]
-    checkpoint = trainer.checkpoint_callback.best_model_path if trainer.checkpoint_callback else ""
+    checkpoint = best_checkpoint(trainer)
     folder = trainer.log_dir
     if checkpoint:
         rows.append(("best checkpoint", relative(checkpoint)))
@@ -28,9 +29,12 @@ def print_report(trainer: Trainer) -> None:
     print("\n" + "\n".join(f"  {name:{width}}  {value}" for name, value in rows), flush=True)
 
 
+def best_checkpoint(trainer: Trainer) -> str:
+    """Path of the best checkpoint of the run, empty where none was saved."""
+    return getattr(trainer.checkpoint_callback, "best_model_path", "")
+
+
 def relative(path: str | Path) -> str:
     """The path from the working directory where it lies below it, quoted if the shell needs it."""
-    import shlex
-
     path = os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd()) else str(path)
     return shlex.quote(path)
