@@ -1,10 +1,12 @@
 """What every task shares: the optimizer and its schedule, checkpoints that describe themselves, train mode."""
 
+import copy
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -18,7 +20,7 @@ from models.optim import (
     start_scheduler,
 )
 
-PLAIN = (bool, int, float, str, type(None))
+PLAIN = (bool, int, float, str, type(None))  # and no subclass: NumPy's float64 is a float that fails to load
 
 
 class Task(LightningModule):
@@ -51,18 +53,37 @@ class Task(LightningModule):
         # From the command line the hyperparameters are the plain configuration of every part. From Python they may hold
         # objects, which `weights_only=True` would refuse to load: those are left out. (Ignoring `net` from the start
         # would break reloading what the command line wrote.)
-        self.save_hyperparameters()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`")
+            self.save_hyperparameters()
         for key in [key for key, value in self.hparams.items() if not is_plain(value)]:
             del self.hparams[key]
-            self._hparams_initial.pop(key, None)  # the copy that loggers write
+        self._hparams_initial = copy.deepcopy(self.hparams)  # the copy that loggers write
         self._group_options: list[dict[str, Any]] = []
+        self._restored_groups: list[dict[str, Any]] = []
 
-    def configure_optimizers(self) -> dict[str, Any]:
-        """The optimizer over grouped parameters, and its scheduler stepped once per optimizer step."""
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Name the class: a task that was built in Python records no more than its plain arguments."""
+        checkpoint["task_class"] = f"{type(self).__module__}.{type(self).__qualname__}"
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the settings of the optimizer that is about to be resumed, for `configure_optimizers` to check."""
+        if self._trainer is not None and self.trainer.state.fn == "fit" and checkpoint.get("optimizer_states"):
+            self._restored_groups = checkpoint["optimizer_states"][0]["param_groups"]
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """The optimizer over grouped parameters, and its scheduler stepped once per optimizer step.
+
+        Raises:
+            ValueError: Where the checkpoint that is being resumed is of another optimizer or of other groups.
+        """
         groups = parameter_groups(self.net, lr_multipliers=self.lr_multipliers, layer_decay=self.layer_decay)
         optimizer = build_optimizer(self.optimizer_factory, groups)
         scheduler = make_scheduler(optimizer, self.schedule)
         self._group_options = [_without_params(group) for group in optimizer.param_groups]
+        restored, self._restored_groups = self._restored_groups, []
+        if restored:
+            check_resumable(restored, self._group_options)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
@@ -70,26 +91,23 @@ class Task(LightningModule):
 
         The length is asked for here and not in `configure_optimizers`, where asking makes Lightning build the loaders
         before it restores their position (pytorch-lightning issue 20550).
+
+        Raises:
+            ValueError: Where the schedule needs the run to have an end and it has none.
         """
         scheduler = self.lr_schedulers()
         if not isinstance(scheduler, LambdaLR) or not self._group_options:
             return
         optimizer: Optimizer = scheduler.optimizer
-        restored = [_without_params(group) for group in optimizer.param_groups]
+        changed: dict[str, str] = {}
         for group, options in zip(optimizer.param_groups, self._group_options, strict=True):
+            for key in options.keys() - {"lr"}:  # which moves; `initial_lr` is the configured one
+                if group.get(key) != options[key]:
+                    changed.setdefault(key.removeprefix("initial_"), f"{group.get(key)} -> {options[key]}")
             group.update(options)
-        changed = sorted(
-            {
-                key
-                for old, new in zip(restored, self._group_options, strict=True)
-                for key in new
-                if old.get(key) != new[key]
-            }
-            - {"lr"}
-        )
         if changed:
-            shown = ", ".join(f"{key}={self._group_options[0][key]}" for key in changed)
-            warnings.warn(f"resumed with other optimizer settings than the checkpoint's: now {shown}", stacklevel=2)
+            shown = ", ".join(f"{key} {change}" for key, change in sorted(changed.items()))
+            warnings.warn(f"resumed with other optimizer settings than the checkpoint's: {shown}", stacklevel=2)
         scheduler.base_lrs = [group["initial_lr"] for group in self._group_options]
         start_scheduler(scheduler, self.schedule, _total_steps(self.trainer.estimated_stepping_batches))
 
@@ -98,11 +116,32 @@ class Task(LightningModule):
         self.train()
 
 
+def check_resumable(restored: list[dict[str, Any]], current: list[dict[str, Any]]) -> None:
+    """Compare the optimizer settings of a checkpoint with those of now, one dict a parameter group.
+
+    Raises:
+        ValueError: Where they are of another optimizer or another number of groups. (Torch would end in a KeyError.)
+    """
+    advice = "resume with what it was trained with, or start a new run from its weights"
+    if len(restored) != len(current):
+        raise ValueError(
+            f"the checkpoint has {len(restored)} parameter groups and this run has {len(current)} (lr_multipliers, "
+            f"layer_decay, the optimizer or the net differ): {advice}"
+        )
+    for old, new in zip(restored, current, strict=True):
+        gone, added = old.keys() - new.keys() - {"params"}, new.keys() - old.keys()
+        if gone and added:  # a newer torch only adds settings
+            raise ValueError(
+                f"the checkpoint is of another optimizer, which has {', '.join(sorted(gone))} and no "
+                f"{', '.join(sorted(added))}: {advice}"
+            )
+
+
 def is_plain(value: Any) -> bool:
     """Whether `value` consists of numbers, strings, None, and lists and dicts of them."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
-    return all(map(is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, PLAIN)
+    if type(value) is dict:
+        return all(type(key) is str and is_plain(item) for key, item in value.items())
+    return all(map(is_plain, value)) if type(value) in (list, tuple) else type(value) in PLAIN
 
 
 def _without_params(group: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ rate moves over the run.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
+Shape = Literal["constant", "linear", "cosine", "one_cycle"]
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,13 @@ class Schedule:
         floor: The factor reached on the last step.
     """
 
-    shape: Literal["constant", "linear", "cosine", "one_cycle"] = "cosine"
+    shape: Shape = "cosine"
     warmup: float = 0.0
     floor: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.shape not in get_args(Shape):
+            raise ValueError(f"schedule.shape {self.shape!r} must be one of {list(get_args(Shape))}")
         if self.warmup < 0:
             raise ValueError(f"schedule.warmup ({self.warmup}) must be a fraction in [0, 1) or a number of steps >= 1")
         if not 0 <= self.floor <= 1:
@@ -48,8 +51,12 @@ class Schedule:
 
         `total_steps` of 0 or less means an open-ended run, which only `constant` allows.
         """
-        if total_steps <= 0 and (self.shape != "constant" or self.warmup < 1):
-            needs = "a warm-up in steps" if self.shape == "constant" else "max_epochs or max_steps"
+        if total_steps <= 0 and (self.shape != "constant" or 0 < self.warmup < 1):
+            needs = (
+                "a warm-up in steps"
+                if self.shape == "constant"
+                else "max_steps, or max_epochs and a loader with a length"
+            )
             raise ValueError(f"schedule.shape {self.shape!r} on a run without an end needs {needs}")
         warmup = self.warmup_steps(total_steps)
         if step < warmup:
@@ -144,8 +151,9 @@ def parameter_groups(
     if layer_decay != 1.0 and not hasattr(net, "stages"):
         raise ValueError(f"layer_decay ({layer_decay}) needs a net with `stages`; {type(net).__name__} has none")
     stages, num_stages = stage_of_parameters(net)
-    outer = [module for module in net.modules() if isinstance(module, nn.Embedding)]
-    outer += [net.head] if isinstance(getattr(net, "head", None), nn.Module) else []
+    outer: list[nn.Module] = [module for module in net.modules() if isinstance(module, nn.Embedding)]
+    if isinstance(head := getattr(net, "head", None), nn.Module):
+        outer.append(head)
     not_hidden = {id(parameter) for module in outer for parameter in module.parameters()}
 
     groups: dict[tuple[float, bool, bool], dict[str, Any]] = {}
@@ -165,8 +173,20 @@ def _has_prefix(name: str, prefix: str) -> bool:
 
 
 def build_optimizer(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> Optimizer:
-    """Build the optimizer, then scale each group's rate by its multiplier and free vectors of weight decay."""
-    optimizer = factory(groups)
+    """Build the optimizer, then scale each group's rate by its multiplier and free vectors of weight decay.
+
+    Raises:
+        ValueError: Where the optimizer refuses the parameters; for Muon it names what takes them.
+    """
+    try:
+        optimizer = factory(groups)
+    except ValueError as error:
+        if "Muon only supports 2D" in str(error):
+            raise ValueError(
+                f"torch.optim.Muon takes matrices only ({error}); use models.optim.MuonAdamW, which leaves biases, "
+                "norms, convolutions and the head to AdamW"
+            ) from error
+        raise
     for group in optimizer.param_groups:
         # a tensor rate (fused and capturable optimizers) is shared between groups: never scale it in place
         group["lr"] = group["lr"] * group["lr_multiplier"]
@@ -204,11 +224,13 @@ class MuonAdamW(Optimizer):
         muon, adamw = [], []
         for group in groups:
             members = list(group["params"])
-            extra = {key: value for key, value in group.items() if key != "params"} | shared
+            extra = shared | {key: value for key, value in group.items() if key != "params"}
             is_muon = [group.get("hidden", True) and parameter.ndim == 2 for parameter in members]
             chosen = list(zip(members, is_muon, strict=True))
             muon.append({**extra, "lr": lr, "params": [p for p, yes in chosen if yes]})
-            adamw.append({**extra, "lr": adamw_lr, "params": [p for p, yes in chosen if not yes]})
+            # a group of both kinds is split, and Lightning's LearningRateMonitor refuses two groups of one name
+            name = {"name": f"{group['name']}_adamw"} if "name" in group else {}
+            adamw.append({**extra, **name, "lr": adamw_lr, "params": [p for p, yes in chosen if not yes]})
         muon = [group for group in muon if group["params"]]
         adamw = [group for group in adamw if group["params"]]
         if not muon:

@@ -1,6 +1,6 @@
 """Views of an image batch whose predictions are averaged at test time."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import functional as F
 Views = Literal["none", "flip", "five_crop", "ten_crop"]
 
 
-def test_time_views(images: Tensor, kind: Views) -> list[Tensor]:
+def make_views(images: Tensor, kind: Views) -> list[Tensor]:
     """Views, each shaped like `images` (B, C, H, W).
 
     `flip` adds the mirror image; `five_crop` takes the corners and the centre at 7/8 of the size, enlarged again;
@@ -19,8 +19,6 @@ def test_time_views(images: Tensor, kind: Views) -> list[Tensor]:
         return [images]
     if kind == "flip":
         return [images, images.flip(-1)]
-    if kind not in get_args(Views):
-        raise ValueError(f"test_time_augmentation {kind!r} must be one of {list(get_args(Views))}")
     height, width = images.shape[-2:]
     crops = F.five_crop(images, [height * 7 // 8, width * 7 // 8])
     views = [F.resize(crop, [height, width], antialias=True) for crop in crops]

@@ -1,7 +1,7 @@
 """Image classification with any net: cross-entropy, mixup and cutmix, test-time augmentation, exact metrics."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibratio
 from torchvision.transforms import v2
 
 from models.base import Task
-from models.test_time_augmentation import Views, mean_probabilities, test_time_views
+from models.test_time_augmentation import Views, make_views, mean_probabilities
 
 Batch = tuple[Tensor, Tensor]
 
@@ -53,6 +53,10 @@ class VisionClassifier(Task):
             raise ValueError(f"label_smoothing ({label_smoothing}) must be within [0, 1)")
         if mixup < 0 or cutmix < 0:
             raise ValueError(f"mixup ({mixup}) and cutmix ({cutmix}) must not be negative")
+        if test_time_augmentation not in get_args(Views):
+            raise ValueError(
+                f"test_time_augmentation {test_time_augmentation!r} must be one of {list(get_args(Views))}"
+            )
         self.class_names = list(class_names)
         self.mean, self.std = list(mean), list(std)
         self.label_smoothing = label_smoothing
@@ -92,29 +96,36 @@ class VisionClassifier(Task):
         images, indices = batch
         return {"probabilities": self.probabilities(images), "indices": indices}
 
+    # The metrics are emptied before an epoch, not after it: one that was interrupted left its batches behind.
+    def on_validation_epoch_start(self) -> None:
+        self.val_metrics.reset()
+
+    def on_test_epoch_start(self) -> None:
+        self.test_metrics.reset()
+
     def on_validation_epoch_end(self) -> None:
-        self._log_metrics(self.val_metrics)
+        self.log_dict(self.val_metrics.compute(), prog_bar=True, sync_dist=True)
 
     def on_test_epoch_end(self) -> None:
-        self._log_metrics(self.test_metrics)
+        self.log_dict(self.test_metrics.compute(), prog_bar=True, sync_dist=True)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Probabilities (B, K), averaged over the test-time views outside of `fit`."""
         fitting = self._trainer is not None and self.trainer.state.fn == "fit"
-        views = [images] if fitting else test_time_views(images, self.test_time_augmentation)
+        views = [images] if fitting else make_views(images, self.test_time_augmentation)
         return mean_probabilities([self(view) for view in views])
 
     def _evaluate(self, batch: Batch, metrics: MetricCollection, loss_name: str) -> dict[str, Tensor]:
         images, labels = batch
         probabilities = self.probabilities(images)
+        if probabilities.shape[1] != len(self.class_names):
+            raise ValueError(
+                f"the net makes {probabilities.shape[1]} classes and class_names has {len(self.class_names)}"
+            )
         loss = F.nll_loss(probabilities.clamp_min(torch.finfo(torch.float32).tiny).log(), labels)
         metrics.update(probabilities, labels)
         self.log(loss_name, loss, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=True)
         return {"probabilities": probabilities, "labels": labels}
-
-    def _log_metrics(self, metrics: MetricCollection) -> None:
-        self.log_dict(metrics.compute(), prog_bar=True, sync_dist=True)
-        metrics.reset()
 
 
 def _metrics(num_classes: int) -> MetricCollection:

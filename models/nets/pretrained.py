@@ -39,7 +39,8 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ValueError(f"{path} is not a readable checkpoint or state dict: {error}") from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path} is not a readable checkpoint or state dict: {reason}") from error
     state = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{path} holds no state dict (names and tensors)")

@@ -5,6 +5,8 @@ segmentation, video and quantized models are not covered. Auxiliary heads (GoogL
 """
 
 import difflib
+import re
+import textwrap
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -13,6 +15,8 @@ from urllib.error import URLError
 
 import torchvision
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models import GoogLeNet, Inception3
 
 from models.nets.pretrained import load_matching, pretrained_weights_wanted, read_state_dict
 
@@ -31,8 +35,8 @@ class TorchvisionNet(nn.Module):
             torchvision's .pth, or a checkpoint of ours, whose head may have other classes. None: random weights.
         head_dim: Width of the head's hidden layer.
         dropout: Dropout of the head.
-        small_stem: Keep the resolution in the first layer (stride 1, and no max-pool behind it; a 3x3 kernel unless
-            pretrained). None: for inputs of 64 px and less.
+        small_stem: Keep the resolution in the first layer: stride 1, a 3x3 kernel (a wider pretrained one is shrunk),
+            and no max-pool behind it. None: for inputs of 64 px and less.
 
     Raises:
         ValueError: Where `name` is no torchvision classifier, or the weights can't be had; it says what to do.
@@ -55,21 +59,21 @@ class TorchvisionNet(nn.Module):
             raise ValueError(f"in_channels ({in_channels}) must be 1 or 3")
         published, state = None, None
         if pretrained and pretrained_weights_wanted():
-            if Path(pretrained).suffix:
+            if Path(pretrained).suffix and "_Weights." not in pretrained:
                 state = read_state_dict(pretrained)
             else:
                 published = pretrained
         ours = state is not None and any(key.startswith("backbone.") for key in state)
         self.backbone = build_backbone(name, image_size=image_size, weights=published)
         if state is not None and not ours:
-            load_published(self.backbone, state, pretrained)
+            load_published(self.backbone, state, source=str(pretrained))
         self.BLOCKS = repeated_blocks(self.backbone)
         feature_dim = replace_last_layer(self.backbone)
         adapt_stem(
             self.backbone,
             in_channels=in_channels,
             small=image_size <= SMALL_IMAGE if small_stem is None else small_stem,
-            keep_kernel=published is not None or (state is not None and not ours),
+            keep_weights=published is not None or (state is not None and not ours),
         )
         self.head = nn.Sequential(
             nn.Linear(feature_dim, head_dim),
@@ -135,19 +139,23 @@ def build_backbone(name: str, *, image_size: int, weights: str | None = None) ->
     options: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):
         options["init_weights"] = weights is None
-    if name.startswith("vit_") and weights is None:
+    if name.startswith("vit_"):
         options["image_size"] = image_size
+    if name.startswith("maxvit_"):
+        options["input_size"] = (image_size, image_size)
     try:
         backbone = torchvision.models.get_model(name, weights=weights, **options)
     except KeyError as error:
         enum = torchvision.models.get_model_weights(name)
         raise ValueError(f"{name} has no weights {weights!r}; it has {[w.name for w in enum]}") from error
     except (URLError, OSError) as error:
-        url = torchvision.models.get_model_weights(name)[str(weights)].url
+        url = torchvision.models.get_model_weights(name)[str(weights).rpartition(".")[2]].url
         raise ValueError(
             f"the weights {weights!r} of {name} could not be downloaded ({error}). Fetch {url} on a machine with a "
             "network and pass it as --model.net.pretrained FILE, or train from scratch: --model.net.pretrained null"
         ) from error
+    except (AssertionError, ValueError) as error:  # nets of a fixed image size, before anything is downloaded
+        raise ValueError(f"{name} refuses image_size ({image_size}): {str(error).splitlines()[0]}") from error
     if hasattr(backbone, "aux_logits"):
         backbone.aux_logits = False
         for head in ("AuxLogits", "aux1", "aux2"):
@@ -156,22 +164,22 @@ def build_backbone(name: str, *, image_size: int, weights: str | None = None) ->
     return backbone
 
 
-def load_published(backbone: nn.Module, state: dict[str, Tensor], source: str | None) -> None:
-    """Load a torchvision state dict into an untouched backbone; entries of auxiliary heads are left out.
+def load_published(backbone: nn.Module, state: dict[str, Tensor], *, source: str) -> None:
+    """Load a torchvision state dict into an untouched backbone, as torchvision would: auxiliary heads are left out, and
+    the names of older files (DenseNet, ViT, a BatchNorm without its counter) are known.
 
     Raises:
         ValueError: Where names or shapes differ; `source` and the first of them are named.
     """
-    own = backbone.state_dict()
-    state = {key: value for key, value in state.items() if not key.startswith(("AuxLogits.", "aux1.", "aux2."))}
-    differing = sorted(
-        key
-        for key in own.keys() | state.keys()
-        if key not in own or key not in state or own[key].shape != state[key].shape
-    )
-    if differing:
-        raise ValueError(f"{source} does not fit: {len(differing)} entries differ, such as {', '.join(differing[:3])}")
-    backbone.load_state_dict(state)
+    for key in list(state):  # in place, since `state` carries the version of the format
+        if key.startswith(("AuxLogits.", "aux1.", "aux2.")):
+            del state[key]
+        elif (renamed := re.sub(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)", r"\1\2", key)) != key:
+            state[renamed] = state.pop(key)
+    try:
+        backbone.load_state_dict(state)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{source} does not fit: {textwrap.shorten(str(error), 400)}") from error
 
 
 def repeated_blocks(backbone: nn.Module) -> tuple[type[nn.Module], ...]:
@@ -192,12 +200,10 @@ def repeated_blocks(backbone: nn.Module) -> tuple[type[nn.Module], ...]:
 
 
 def _is_block(module: nn.Module) -> bool:
-    # containers of blocks (RegNet's AnyStage, DenseNet's _DenseBlock) repeat too
-    return type(module).__module__.startswith("torchvision.models") and type(module).__name__ not in (
-        "AnyStage",
-        "_DenseBlock",
-        "_Transition",
-    )
+    # a layer with its norm (BasicConv2d, PatchMerging) is no block, nor are containers of blocks, which repeat too
+    layers = sum(isinstance(part, nn.Conv2d | nn.Linear) for part in module.modules())
+    is_container = type(module).__name__ in ("AnyStage", "_DenseBlock")
+    return type(module).__module__.startswith("torchvision.models") and layers > 1 and not is_container
 
 
 def replace_last_layer(backbone: nn.Module) -> int:
@@ -210,36 +216,47 @@ def replace_last_layer(backbone: nn.Module) -> int:
     return last.in_features
 
 
-def adapt_stem(backbone: nn.Module, *, in_channels: int, small: bool, keep_kernel: bool) -> None:
+def adapt_stem(backbone: nn.Module, *, in_channels: int, small: bool, keep_weights: bool) -> None:
     """Fit the first convolution to the channels, and where `small` to images that can't afford to lose resolution.
 
-    A strided first convolution of up to 7x7 gets stride 1, its kernel becomes 3x3 unless `keep_kernel`, and the
-    max-pool right behind it goes. Patch embeddings (ViT, Swin, ConvNeXt), whose stride is their kernel, keep theirs.
+    A strided first convolution of up to 7x7 becomes 3x3 with stride 1, and the max-pool right behind it goes. Patch
+    embeddings (ViT, Swin, ConvNeXt), whose stride is their kernel, keep theirs. What is built depends on no weights, so
+    that a checkpoint fits whether its net was pretrained or not; `keep_weights` says that they are worth adapting.
     """
     name, conv = next((name, m) for name, m in backbone.named_modules() if isinstance(m, nn.Conv2d))
-    kernel, stride = conv.kernel_size[0], conv.stride[0]
-    is_patch = stride == kernel
-    if small and not is_patch and kernel <= 7:
-        kernel, stride = (kernel if keep_kernel else 3), 1
-        for pool in ("maxpool", "features.pool0"):
-            if any(found == pool for found, _ in backbone.named_modules()):
-                backbone.set_submodule(pool, nn.Identity())
+    kernel, stride, padding = conv.kernel_size[0], conv.stride[0], int(conv.padding[0])
+    if small and 1 < stride < kernel <= 7:
+        kernel, stride, padding = 3, 1, 1
+        if (pool := _pool_behind(backbone, name)) is not None:
+            backbone.set_submodule(pool, nn.Identity())
+    if isinstance(backbone, GoogLeNet | Inception3):  # they rescale colours from ImageNet's figures to their own
+        backbone.transform_input = in_channels == 3
     if in_channels == conv.in_channels and (kernel, stride) == (conv.kernel_size[0], conv.stride[0]):
         return
     fitted = nn.Conv2d(
-        in_channels,
-        conv.out_channels,
-        kernel,
-        stride=stride,
-        padding=conv.padding if is_patch else kernel // 2,
-        bias=conv.bias is not None,
+        in_channels, conv.out_channels, kernel, stride=stride, padding=padding, bias=conv.bias is not None
     )
-    if kernel == conv.kernel_size[0]:
+    if kernel == conv.kernel_size[0] or keep_weights:
         weight = conv.weight.data
-        # a grey image shown to three summed colour filters gives what the colour net saw in it
-        fitted.weight.data.copy_(weight if in_channels == 3 else weight.sum(dim=1, keepdim=True))
+        if in_channels == 1:  # a grey image shown to three summed colour filters gives what the colour net saw in it
+            weight = weight.sum(dim=1, keepdim=True)
+        if kernel != conv.kernel_size[0]:  # resized as the image is, its sum kept
+            scale = (conv.kernel_size[0] / kernel) ** 2
+            weight = F.interpolate(weight, size=(kernel, kernel), mode="bilinear", antialias=True) * scale
+        fitted.weight.data.copy_(weight)
         if fitted.bias is not None and conv.bias is not None:
             fitted.bias.data.copy_(conv.bias.data)
     else:
         nn.init.kaiming_normal_(fitted.weight, mode="fan_out", nonlinearity="relu")
     backbone.set_submodule(name, fitted)
+
+
+def _pool_behind(backbone: nn.Module, first: str) -> str | None:
+    """Name of the max-pool between the convolution `first` and the next one."""
+    names = dict(backbone.named_modules())
+    for name in list(names)[list(names).index(first) + 1 :]:
+        if isinstance(names[name], nn.Conv2d):
+            return None
+        if isinstance(names[name], nn.MaxPool2d):
+            return name
+    return None

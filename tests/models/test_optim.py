@@ -1,0 +1,650 @@
+import copy
+import functools
+import json
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from models.base import check_resumable
+from models.nets.resnet9 import ResNet9
+from models.optim import (
+    MuonAdamW,
+    Schedule,
+    build_optimizer,
+    make_scheduler,
+    parameter_groups,
+    stage_of_parameters,
+    start_scheduler,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPES: list[Any] = ["constant", "linear", "cosine", "one_cycle"]
+
+
+def factors(schedule: Schedule, total: int) -> list[float]:
+    return [schedule.factor(step, total) for step in range(total)]
+
+
+def rates_of(scheduler: Any, steps: int) -> list[float]:
+    rates = []
+    for _ in range(steps):
+        rates.append(scheduler.get_last_lr()[0])
+        scheduler.optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def sgd(lr: float = 1.0) -> SGD:
+    return SGD([nn.Parameter(torch.zeros(1))], lr=lr)
+
+
+# --- Schedule
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_cosine_is_torch_cosine(floor: float) -> None:
+    oracle = torch.optim.lr_scheduler.CosineAnnealingLR(sgd(), T_max=19, eta_min=floor)
+    assert factors(Schedule("cosine", floor=floor), 20) == pytest.approx(rates_of(oracle, 20), abs=1e-9)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_linear_is_torch_linear(floor: float) -> None:
+    oracle = torch.optim.lr_scheduler.LinearLR(sgd(), start_factor=1.0, end_factor=floor, total_iters=19)
+    assert factors(Schedule("linear", floor=floor), 20) == pytest.approx(rates_of(oracle, 20), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "extra"),
+    [
+        ("get_linear_schedule_with_warmup", Schedule("linear", warmup=5), {"num_training_steps": 30}),
+        ("get_cosine_schedule_with_warmup", Schedule("cosine", warmup=5), {"num_training_steps": 30}),
+        (
+            "get_cosine_with_min_lr_schedule_with_warmup",
+            Schedule("cosine", warmup=5, floor=0.1),
+            {"num_training_steps": 30, "min_lr_rate": 0.1},
+        ),
+        ("get_constant_schedule_with_warmup", Schedule("constant", warmup=5), {}),
+    ],
+)
+def test_warmup_is_that_of_transformers_without_its_wasted_first_step(
+    name: str, schedule: Schedule, extra: dict[str, Any]
+) -> None:
+    from transformers import optimization
+
+    # transformers runs its first step at a rate of 0 and never reaches the last rate of its curve: ours is its curve
+    # moved by one step
+    oracle = getattr(optimization, name)(sgd(), num_warmup_steps=6, **extra)
+    assert factors(schedule, 30) == pytest.approx(rates_of(oracle, 31)[1:], abs=1e-9)
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.4, 7])
+def test_one_cycle_is_torch_one_cycle(warmup: float) -> None:
+    schedule = Schedule("one_cycle", warmup=warmup, floor=1 / 25e4)
+    peak = {0.0: 6, 0.4: 8, 7: 7}[warmup]  # of 20 steps; the default is 0.3
+    oracle = torch.optim.lr_scheduler.OneCycleLR(
+        sgd(), max_lr=1.0, total_steps=20, pct_start=(peak + 1) / 20, div_factor=25, final_div_factor=1e4
+    )
+    assert factors(schedule, 20) == pytest.approx(rates_of(oracle, 20), abs=1e-9)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("warmup", "steps"), [(0.25, 10), (10, 10), (1, 1)])
+@pytest.mark.parametrize("floor", [0.0, 0.2])
+def test_warmup_ends_at_the_peak_and_the_last_step_runs_at_the_floor(
+    shape: Any, warmup: float, steps: int, floor: float
+) -> None:
+    curve = factors(Schedule(shape, warmup=warmup, floor=floor), 40)
+    assert curve[steps] == 1.0
+    assert max(curve[:steps]) < 1.0
+    assert curve[:steps] == sorted(curve[:steps])
+    assert min(curve[:steps]) > 0  # no step is wasted at a rate of 0
+    assert curve[steps:] == sorted(curve[steps:], reverse=True)
+    assert curve[-1] == pytest.approx(1.0 if shape == "constant" else floor)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("total", [1, 2, 3])
+@pytest.mark.parametrize("warmup", [0.0, 0.5, 2, 100])
+def test_factors_of_very_short_runs_are_finite_and_bounded(shape: Any, total: int, warmup: float) -> None:
+    curve = factors(Schedule(shape, warmup=warmup), total)
+    assert all(0 <= factor <= 1 for factor in curve)
+    assert curve[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shape": "cosin"}, r"schedule.shape 'cosin' must be one of .*'cosine'"),
+        ({"warmup": -0.1}, r"schedule.warmup \(-0.1\) must be a fraction"),
+        ({"floor": 1.5}, r"schedule.floor \(1.5\) must be within \[0, 1\]"),
+        ({"floor": -1}, r"schedule.floor \(-1\) must be within"),
+    ],
+)
+def test_wrong_schedules_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Schedule(**options)
+
+
+def test_scheduler_holds_the_rates_until_it_is_started() -> None:
+    optimizer = SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 0.1)])
+    scheduler = make_scheduler(optimizer, Schedule("linear"))
+    assert scheduler.get_last_lr() == [1.0, 0.1]
+    start_scheduler(scheduler, Schedule("linear"), total_steps=5)
+    for step in range(5):
+        expected = 1 - step / 4
+        assert scheduler.get_last_lr() == pytest.approx([expected, 0.1 * expected])
+        assert [group["lr"] for group in optimizer.param_groups] == scheduler.get_last_lr()
+        optimizer.step()
+        scheduler.step()
+
+
+# --- Schedule through a Trainer
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "total"),
+    [
+        (20, {"max_epochs": 2}, 10),
+        (20, {"max_epochs": 3, "accumulate_grad_batches": 2}, 9),  # the short last window is a step of its own
+        (20, {"max_epochs": 10, "max_steps": 7}, 7),
+        (20, {"max_epochs": -1, "max_steps": 7, "accumulate_grad_batches": 3}, 7),
+        (20, {"max_epochs": 2, "limit_train_batches": 3}, 6),
+    ],
+)
+@pytest.mark.parametrize("shape", ["linear", "one_cycle"])
+def test_trainer_steps_the_schedule_from_end_to_end(
+    tiny: Any, trainer: Callable[..., pl.Trainer], size: int, options: dict[str, Any], total: int, shape: Any
+) -> None:
+    schedule, rates = Schedule(shape, warmup=0.3, floor=0.05), tiny.Rates()
+    task = tiny.Task(tiny.Net(), optimizer=functools.partial(SGD, lr=0.2), schedule=schedule)
+    trainer(callbacks=[rates], **options).fit(task, tiny.loader(size))
+    assert rates.first == pytest.approx([0.2 * factor for factor in factors(schedule, total)])
+
+
+def test_all_groups_follow_the_schedule_at_their_own_rate(tiny: Any, trainer: Callable[..., pl.Trainer]) -> None:
+    schedule, rates = Schedule("cosine", warmup=2), tiny.Rates()
+    task = tiny.Task(tiny.Net(), optimizer=AdamW, schedule=schedule, lr_multipliers={"head": 10.0, "body.0": 0.5})
+    trainer(max_epochs=2, callbacks=[rates]).fit(task, tiny.loader())
+    bases = [1e-3 * group["lr_multiplier"] for group in task.optimizers().param_groups]
+    assert sorted(set(bases)) == pytest.approx([5e-4, 1e-3, 1e-2])
+    for step, measured in enumerate(rates.rates):
+        assert measured == pytest.approx([base * schedule.factor(step, 6) for base in bases])
+
+
+RANKS = """
+    import functools, json, sys
+    sys.path[:0] = {paths!r}
+    import pytorch_lightning as pl, torch
+    from conftest import Rates, TinyNet, TinyTask, make_loader
+    from models.optim import Schedule
+    class Written(Rates):
+        def on_train_end(self, trainer, pl_module):
+            with open(f"rates{{trainer.global_rank}}.json", "w") as file:
+                json.dump(self.first, file)
+
+    torch.set_num_threads(1)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp_fork", max_epochs=2, accumulate_grad_batches=2, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[Written()],
+    )
+    schedule = Schedule("linear", warmup=2, floor=0.1)
+    trainer.fit(TinyTask(TinyNet(), optimizer=functools.partial(torch.optim.SGD, lr=1.0), schedule=schedule),
+                make_loader(25, batch_size=2))
+"""
+
+
+def test_two_ranks_share_one_schedule_of_half_the_steps(tmp_path: Path) -> None:
+    paths = [str(ROOT), str(Path(__file__).parent)]
+    (tmp_path / "train.py").write_text(textwrap.dedent(RANKS).format(paths=paths))
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    # 25 samples: 13 a rank, 7 batches, 4 steps an epoch
+    expected = factors(Schedule("linear", warmup=2, floor=0.1), 8)
+    for rank in range(2):
+        assert json.loads((tmp_path / f"rates{rank}.json").read_text()) == pytest.approx(expected)
+
+
+class StopAfter(pl.Callback):
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        trainer.should_stop = trainer.global_step >= self.steps
+
+
+class Stream(IterableDataset):
+    """A loader without a length."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.data)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (Schedule("cosine"), r"schedule.shape 'cosine' on a run without an end needs max_steps, or max_epochs"),
+        (Schedule("one_cycle", warmup=5), "'one_cycle' on a run without an end"),
+        (Schedule("constant", warmup=0.1), "'constant' on a run without an end needs a warm-up in steps"),
+    ],
+)
+def test_an_open_ended_run_needs_an_end(
+    tiny: Any, trainer: Callable[..., pl.Trainer], schedule: Schedule, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainer(max_epochs=-1, max_steps=-1).fit(tiny.Task(tiny.Net(), schedule=schedule), tiny.loader())
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_an_open_ended_run_may_be_constant(tiny: Any, trainer: Callable[..., pl.Trainer], warmup: int) -> None:
+    rates = tiny.Rates()
+    task = tiny.Task(tiny.Net(), optimizer=functools.partial(SGD, lr=1.0), schedule=Schedule("constant", warmup=warmup))
+    trainer(max_epochs=-1, callbacks=[rates, StopAfter(6)]).fit(task, tiny.loader())
+    assert rates.first == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1] if warmup else [1.0] * 6)
+
+
+def test_a_loader_without_length_needs_max_steps(tiny: Any, trainer: Callable[..., pl.Trainer]) -> None:
+    loader, rates = DataLoader(Stream(tiny.data(12)), batch_size=4), tiny.Rates()
+    with pytest.raises(ValueError, match="max_epochs and a loader with a length"):
+        trainer(max_epochs=2).fit(tiny.Task(tiny.Net()), loader)
+    task = tiny.Task(tiny.Net(), optimizer=functools.partial(SGD, lr=1.0), schedule=Schedule("linear"))
+    trainer(max_steps=5, callbacks=[rates]).fit(task, loader)
+    assert rates.first == pytest.approx([1, 0.75, 0.5, 0.25, 0])
+
+
+# --- Resuming
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAt(pl.Callback):
+    """Saves a checkpoint once `step` optimizer steps are done, and ends the run as a crash would."""
+
+    def __init__(self, step: int, path: Path) -> None:
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+            raise Killed
+
+
+def optimizers(lr: float = 0.1) -> dict[str, Any]:
+    return {
+        "sgd": functools.partial(SGD, lr=lr, momentum=0.9, weight_decay=0.01),
+        "adamw": functools.partial(AdamW, lr=lr),
+        "muon": functools.partial(MuonAdamW, lr=lr, adamw_lr=lr / 10, weight_decay=0.01),
+    }
+
+
+@pytest.fixture
+def killed(tiny: Any, trainer: Callable[..., pl.Trainer], tmp_path: Path) -> Callable[..., Path]:
+    """A run of 4 epochs of 3 steps that was killed, and its checkpoint."""
+
+    def run(task: Any, step: int = 5) -> Path:
+        path = tmp_path / "killed.ckpt"
+        with pytest.raises(Killed):
+            trainer(max_epochs=4, callbacks=[KillAt(step, path)]).fit(task, tiny.loader())
+        return path
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_resumed_rates_continue_exactly(
+    tiny: Any, trainer: Callable[..., pl.Trainer], killed: Callable[..., Path], name: str
+) -> None:
+    schedule = Schedule("one_cycle", floor=0.01)
+    whole, rest = tiny.Rates(), tiny.Rates()
+    options = {"optimizer": optimizers()[name], "schedule": schedule, "lr_multipliers": {"head": 3.0}}
+    trainer(max_epochs=4, callbacks=[whole]).fit(tiny.Task(tiny.Net(), **options), tiny.loader())
+    path = killed(tiny.Task(tiny.Net(), **options))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "resumed with other")
+        trainer(max_epochs=4, callbacks=[rest]).fit(tiny.Task(tiny.Net(), **options), tiny.loader(), ckpt_path=path)
+    assert len(rest.rates) == 7
+    assert rest.rates == whole.rates[5:]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_resumed_weights_are_those_of_the_uninterrupted_run(
+    tiny: Any, trainer: Callable[..., pl.Trainer], tmp_path: Path, name: str
+) -> None:
+    class StopAtEpoch(pl.Callback):
+        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+            if trainer.current_epoch == 2:
+                raise Killed
+
+    start = tiny.Net()
+    options = {"optimizer": optimizers()[name], "schedule": Schedule("cosine", warmup=0.2)}
+    whole = tiny.Task(copy.deepcopy(start), **options)
+    trainer(max_epochs=4, gradient_clip_val=0.5).fit(whole, tiny.loader())
+    saver = ModelCheckpoint(dirpath=tmp_path, filename="epoch", save_last=True, save_on_train_epoch_end=True)
+    with pytest.raises(Killed):
+        trainer(max_epochs=4, gradient_clip_val=0.5, enable_checkpointing=True, callbacks=[saver, StopAtEpoch()]).fit(
+            tiny.Task(copy.deepcopy(start), **options), tiny.loader()
+        )
+    resumed = tiny.Task(tiny.Net(), **options)
+    trainer(max_epochs=4, gradient_clip_val=0.5).fit(resumed, tiny.loader(), ckpt_path=tmp_path / "last.ckpt")
+    for (name, expected), value in zip(whole.net.state_dict().items(), resumed.net.state_dict().values(), strict=True):
+        assert torch.equal(value, expected), name
+
+
+@pytest.mark.parametrize("name", ["sgd", "muon"])
+def test_what_is_configured_now_beats_the_checkpoint(
+    tiny: Any, trainer: Callable[..., pl.Trainer], killed: Callable[..., Path], name: str
+) -> None:
+    path = killed(tiny.Task(tiny.Net(), optimizer=optimizers()[name], schedule=Schedule("linear")))
+    new, rates = Schedule("cosine", floor=0.1), tiny.Rates()
+    task = tiny.Task(tiny.Net(), optimizer=optimizers(lr=0.03)[name], schedule=new)
+    with pytest.warns(UserWarning, match=r"resumed with other optimizer settings .*: lr 0\.1 -> 0\.03"):
+        trainer(max_epochs=6, callbacks=[rates]).fit(task, tiny.loader(), ckpt_path=path)
+    assert rates.first == pytest.approx([0.03 * new.factor(step, 18) for step in range(5, 18)])
+
+
+def test_new_weight_decay_and_momentum_count_after_resuming(
+    tiny: Any, trainer: Callable[..., pl.Trainer], killed: Callable[..., Path]
+) -> None:
+    path = killed(tiny.Task(tiny.Net(), optimizer=optimizers()["sgd"]))
+    task = tiny.Task(tiny.Net(), optimizer=functools.partial(SGD, lr=0.1, momentum=0.5, weight_decay=0.2))
+    with pytest.warns(UserWarning, match=r": momentum 0\.9 -> 0\.5, weight_decay 0\.01 -> 0\.2$"):
+        trainer(max_epochs=4).fit(task, tiny.loader(), ckpt_path=path)
+    groups = task.optimizers().param_groups
+    assert {(g["decay"], g["weight_decay"], g["momentum"]) for g in groups} == {(True, 0.2, 0.5), (False, 0.0, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        ("sgd", "adamw", "another optimizer, which has dampening, .* and no .*betas.*start a new run"),
+        ("adamw", "sgd", "another optimizer, which has .*betas.* and no dampening"),
+        ("sgd", "muon", r"the checkpoint has 4 parameter groups and this run has 5 \(.*the optimizer"),
+    ],
+)
+def test_resuming_with_another_optimizer_is_refused(
+    tiny: Any, trainer: Callable[..., pl.Trainer], killed: Callable[..., Path], before: str, now: str, message: str
+) -> None:
+    path = killed(tiny.Task(tiny.Net(), optimizer=optimizers()[before]))
+    task = tiny.Task(tiny.Net(), optimizer=optimizers()[now])
+    with pytest.raises(ValueError, match=message):
+        trainer(max_epochs=4).fit(task, tiny.loader(), ckpt_path=path)
+    trainer(max_epochs=1).fit(task, tiny.loader())  # a new run is free to
+
+
+def test_a_checkpoint_of_an_older_torch_resumes() -> None:
+    check_resumable([{"lr": 0.1, "params": [0]}], [{"lr": 0.2, "new_in_torch": None}])
+    with pytest.raises(ValueError, match="has 1 parameter groups and this run has 2"):
+        check_resumable([{"lr": 0.1}], [{"lr": 0.1}, {"lr": 0.1}])
+
+
+def test_weights_of_a_checkpoint_may_be_trained_with_another_optimizer(
+    tiny: Any, trainer: Callable[..., pl.Trainer], killed: Callable[..., Path]
+) -> None:
+    path = killed(tiny.Task(tiny.Net(), optimizer=optimizers()["sgd"]))
+    task = tiny.Task.load_from_checkpoint(path, net=tiny.Net(), optimizer=AdamW, weights_only=True)
+    trainer(max_epochs=1).fit(task, tiny.loader())
+
+
+# --- parameter_groups
+
+
+def by_name(net: nn.Module, groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The group of every parameter by the parameter's name."""
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    return {names[id(parameter)]: group for group in groups for parameter in group["params"]}
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.layer = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("tiny", {}),
+        ("tiny", {"layer_decay": 0.5}),
+        ("tiny", {"lr_multipliers": {"head": 2.0, "body.1": 0.3}, "layer_decay": 0.5}),
+        ("resnet9", {"layer_decay": 0.9}),
+        ("tied", {"lr_multipliers": {"embedding": 2.0}}),
+        ("plain", {}),
+    ],
+)
+def test_every_parameter_is_in_exactly_one_group(tiny: Any, kind: str, options: dict[str, Any]) -> None:
+    net = {
+        "tiny": tiny.Net,
+        "resnet9": lambda: ResNet9(num_classes=3, in_channels=1, widths=(4, 8, 8)),
+        "tied": Tied,
+        "plain": lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)),
+    }[kind]()
+    groups = parameter_groups(net, **options)
+    counts = Counter(id(parameter) for group in groups for parameter in group["params"])
+    assert counts == Counter(id(parameter) for parameter in net.parameters())
+    assert len({group["name"] for group in groups}) == len(groups)
+
+
+def test_norms_and_biases_do_not_decay(tiny: Any) -> None:
+    net = tiny.Net()
+    optimizer = build_optimizer(functools.partial(AdamW, weight_decay=0.1), parameter_groups(net))
+    groups = by_name(net, optimizer.param_groups)
+    matrices = {"scale", "body.0.0.weight", "body.1.1.weight", "head.weight"}
+    assert {name for name, group in groups.items() if group["weight_decay"] == 0.1} == matrices
+    assert {name for name, group in groups.items() if group["weight_decay"] == 0.0} == groups.keys() - matrices
+
+
+def test_longest_prefix_counts_and_whole_names_only() -> None:
+    net = nn.ModuleDict({"body": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), "body2": nn.Linear(2, 2)})
+    groups = by_name(net, parameter_groups(net, lr_multipliers={"body": 0.1, "body.1": 0.5, "body.1.bias": 3.0}))
+    assert {name: group["lr_multiplier"] for name, group in groups.items()} == {
+        "body.0.weight": 0.1,
+        "body.0.bias": 0.1,
+        "body.1.weight": 0.5,
+        "body.1.bias": 3.0,
+        "body2.weight": 1.0,
+        "body2.bias": 1.0,
+    }
+
+
+@pytest.mark.parametrize("prefix", ["backbone", "bod", "body.7"])
+def test_an_unknown_prefix_is_refused_with_what_exists(tiny: Any, prefix: str) -> None:
+    with pytest.raises(ValueError, match=rf"names '{prefix}', which matches no .*\['body', 'head', 'scale'\]"):
+        parameter_groups(tiny.Net(), lr_multipliers={prefix: 0.1})
+
+
+def test_layer_decay_by_stage(tiny: Any) -> None:
+    net = tiny.Net()
+    assert stage_of_parameters(net)[1] == 3
+    groups = by_name(net, parameter_groups(net, layer_decay=0.5, lr_multipliers={"head": 4.0, "body.1": 3.0}))
+    multipliers = {name: group["lr_multiplier"] for name, group in groups.items()}
+    assert multipliers["head.weight"] == multipliers["head.bias"] == 4.0
+    assert multipliers["body.1.1.weight"] == multipliers["body.1.2.bias"] == 0.5 * 3.0
+    assert multipliers["body.0.0.weight"] == multipliers["body.0.1.weight"] == 0.25
+    assert multipliers["scale"] == 0.25  # in no stage: with the first
+
+
+def test_layer_decay_needs_stages() -> None:
+    with pytest.raises(ValueError, match=r"layer_decay \(0.5\) needs a net with `stages`; Sequential has none"):
+        parameter_groups(nn.Sequential(nn.Linear(2, 2)), layer_decay=0.5)
+
+
+def test_heads_and_embeddings_are_not_hidden() -> None:
+    net = Tied()
+    groups = by_name(net, parameter_groups(net))
+    assert {name: group["hidden"] for name, group in groups.items()} == {
+        "embedding.weight": False,
+        "layer.weight": True,
+        "layer.bias": True,
+    }
+
+
+# --- build_optimizer
+
+
+@pytest.mark.parametrize("factory", [SGD, AdamW, torch.optim.RMSprop, torch.optim.Adafactor, MuonAdamW])
+def test_any_optimizer_gets_multiplied_rates(tiny: Any, factory: Any) -> None:
+    net = tiny.Net()
+    plain = by_name(net, build_optimizer(factory, parameter_groups(net)).param_groups)
+    scaled = by_name(net, build_optimizer(factory, parameter_groups(net, lr_multipliers={"body": 0.1})).param_groups)
+    for name, group in scaled.items():
+        assert group["lr"] == pytest.approx(plain[name]["lr"] * (0.1 if name.startswith("body") else 1.0))
+
+
+def test_a_tensor_rate_is_scaled_once_per_group(tiny: Any) -> None:
+    factory = functools.partial(AdamW, lr=torch.tensor(0.1))
+    optimizer = build_optimizer(factory, parameter_groups(tiny.Net(), lr_multipliers={"body": 0.5, "head": 2.0}))
+    assert {(g["lr_multiplier"], round(float(g["lr"]), 6)) for g in optimizer.param_groups} == {
+        (1.0, 0.1),
+        (0.5, 0.05),
+        (2.0, 0.2),
+    }
+    scheduler = make_scheduler(optimizer, Schedule("linear"))
+    start_scheduler(scheduler, Schedule("linear"), total_steps=3)
+    for factor in (1.0, 0.5, 0.0):
+        for group in optimizer.param_groups:
+            assert float(group["lr"]) == pytest.approx(0.1 * group["lr_multiplier"] * factor)
+        optimizer.step()
+        scheduler.step()
+
+
+def test_muon_alone_on_a_net_with_convolutions_names_what_to_use(tiny: Any, trainer: Callable[..., pl.Trainer]) -> None:
+    task = tiny.Task(tiny.Net(), optimizer=torch.optim.Muon)
+    with pytest.raises(ValueError, match=r"Muon takes matrices only .*use models\.optim\.MuonAdamW"):
+        trainer(max_epochs=1).fit(task, tiny.loader())
+
+
+def test_muon_alone_trains_a_net_of_matrices(tiny: Any, trainer: Callable[..., pl.Trainer]) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False))
+    before = copy.deepcopy(net.state_dict())
+    trainer(max_epochs=1).fit(tiny.Task(net, optimizer=torch.optim.Muon), tiny.loader())
+    assert all(not torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_other_errors_of_an_optimizer_pass_through(tiny: Any) -> None:
+    with pytest.raises(ValueError, match="Invalid learning rate: -1"):
+        build_optimizer(functools.partial(SGD, lr=-1), parameter_groups(tiny.Net()))
+
+
+# --- MuonAdamW
+
+
+def gradients(net: nn.Module, step: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(parameter.shape, generator=generator) for parameter in net.parameters()]
+
+
+def walk(net: nn.Module, chosen: list[Optimizer], steps: range) -> None:
+    for step in steps:
+        for parameter, gradient in zip(net.parameters(), gradients(net, step), strict=True):
+            parameter.grad = gradient
+        for optimizer in chosen:
+            optimizer.step()
+
+
+def test_muon_adamw_steps_as_both_stepped_by_hand(tiny: Any) -> None:
+    ours = tiny.Net()
+    reference = copy.deepcopy(ours)
+    factory = functools.partial(MuonAdamW, lr=0.02, momentum=0.9, weight_decay=0.1, adamw_lr=0.01, betas=(0.8, 0.9))
+    optimizer = build_optimizer(factory, parameter_groups(ours, lr_multipliers={"head": 2.0}))
+    parameters = dict(reference.named_parameters())
+    muon = torch.optim.Muon([parameters["body.1.1.weight"]], lr=0.02, momentum=0.9, weight_decay=0.1)
+    convolution = [parameters["scale"], parameters["body.0.0.weight"]]
+    vectors = [parameter for name, parameter in parameters.items() if name.startswith("body") and parameter.ndim == 1]
+    adamw = AdamW(
+        [
+            {"params": convolution},
+            {"params": vectors, "weight_decay": 0.0},
+            {"params": [parameters["head.weight"]], "lr": 0.02},
+            {"params": [parameters["head.bias"]], "lr": 0.02, "weight_decay": 0.0},
+        ],
+        lr=0.01,
+        betas=(0.8, 0.9),
+        weight_decay=0.1,
+    )
+    walk(ours, [optimizer], range(4))
+    walk(reference, [muon, adamw], range(4))
+    for name, value in ours.named_parameters():
+        assert torch.equal(value, parameters[name]), name
+
+
+def test_muon_adamw_takes_plain_parameters() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = MuonAdamW(net.parameters())
+    kinds = ["muon" if "ns_steps" in group else "adamw" for group in optimizer.param_groups for _ in group["params"]]
+    assert sorted(kinds) == ["adamw", "adamw", "muon", "muon"]
+
+
+def test_muon_adamw_continues_from_its_state_dict(tiny: Any, tmp_path: Path) -> None:
+    net = tiny.Net()
+    optimizer = build_optimizer(MuonAdamW, parameter_groups(net))
+    walk(net, [optimizer], range(3))
+    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "state.pt")
+    walk(net, [optimizer], range(3, 6))
+
+    saved, again = torch.load(tmp_path / "state.pt", weights_only=True), tiny.Net()
+    again.load_state_dict(saved["net"])
+    optimizer = build_optimizer(functools.partial(MuonAdamW, lr=9.0, adamw_lr=9.0), parameter_groups(again))
+    optimizer.load_state_dict(saved["optimizer"])
+    walk(again, [optimizer], range(3, 6))
+    for expected, value in zip(net.parameters(), again.parameters(), strict=True):
+        assert torch.equal(value, expected)
+
+
+def test_muon_adamw_calls_its_closure_once_with_gradients_on() -> None:
+    net = nn.Linear(3, 3)
+    optimizer, calls = MuonAdamW(net.parameters()), []
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = net(torch.ones(2, 3)).square().mean()
+        loss.backward()
+        calls.append(loss.item())
+        return loss.item()
+
+    before = net.weight.clone()
+    assert optimizer.step(closure) == calls[0]
+    assert len(calls) == 1
+    assert not torch.equal(net.weight, before)
+
+
+def test_muon_adamw_trains_with_clipping_and_a_rate_monitor(
+    tiny: Any, trainer: Callable[..., pl.Trainer], tmp_path: Path
+) -> None:
+    from pytorch_lightning.loggers import CSVLogger
+
+    net = tiny.Net()
+    images, labels = tiny.data(12).tensors
+    task = tiny.Task(net, optimizer=MuonAdamW, schedule=Schedule("cosine", warmup=0.1))
+    logger = CSVLogger(tmp_path)
+    trainer(
+        max_epochs=30, gradient_clip_val=1.0, logger=logger, callbacks=[LearningRateMonitor()], log_every_n_steps=1
+    ).fit(task, tiny.loader())
+    assert nn.functional.cross_entropy(net(images), labels) < 0.3
+
+
+def test_muon_adamw_without_a_matrix_is_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+    with pytest.raises(ValueError, match=r"MuonAdamW needs a hidden 2-D parameter .*use torch\.optim\.AdamW"):
+        build_optimizer(MuonAdamW, parameter_groups(net))
