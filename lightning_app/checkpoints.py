@@ -7,6 +7,7 @@ logits = task(images)
 """
 
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule
 
+from lightning_app.registry import register_classes
 from models import Task
 from models.nets.pretrained import without_pretrained_weights
 
@@ -52,15 +54,27 @@ def load_task(path: str | Path, **overrides: Any) -> LightningModule:
     Raises:
         ValueError: Where the file can't be read, or does not describe its task and `overrides` don't either.
     """
-    recorded = read_checkpoint(path).get("hyper_parameters", {})
-    if "_class_path" not in recorded and "net" not in overrides:
+    register_classes()
+    content = read_checkpoint(path)
+    from_command_line = "_class_path" in content.get("hyper_parameters", {})
+    if not from_command_line and "net" not in overrides:
         raise ValueError(
             f"{path} does not record its net, since it was not trained from the command line; "
             "pass it: load_task(path, net=net)"
         )
+    # Lightning reads the class's name, and keeps it only for a class that takes any argument, such as the base class.
+    cls = LightningModule if from_command_line else _imported_task(str(content.get("task_class")), path)
     with without_pretrained_weights():
-        task = Task.load_from_checkpoint(path, map_location="cpu", weights_only=True, **overrides)
-    return task.eval()
+        return cls.load_from_checkpoint(path, map_location="cpu", weights_only=True, **overrides).eval()
+
+
+def _imported_task(name: str, path: str | Path) -> type[LightningModule]:
+    """A task by import path, looked up among what is imported: a checkpoint must not make us import anything."""
+    module, _, cls = name.rpartition(".")
+    found = getattr(sys.modules.get(module), cls, None)
+    if not isinstance(found, type) or not issubclass(found, Task):
+        raise ValueError(f"{path} is of the task {name}, which is not imported: import its module first")
+    return found
 
 
 def newest_checkpoint(keyword: str, runs: Path) -> Path:

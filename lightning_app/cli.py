@@ -21,6 +21,7 @@ from lightning_app.errors import explain, passed_through, users_mistake
 from lightning_app.main import ROOT
 from lightning_app.registry import explicit_value, known_classes, register_classes
 from lightning_app.report import best_checkpoint, print_report
+from lightning_app.workarounds import forget_argument, keep_null_in_nested_arguments
 from models.nets.pretrained import without_pretrained_weights
 
 # Facts of the data, known once the datamodule is built, and where they go. A net may do without a fact that it takes no
@@ -61,6 +62,7 @@ class AppCLI(LightningCLI):
         self.run_subcommand = run_subcommand
         self.argv = find_configs(argv)
         self.run_name = run_name(self.argv)
+        keep_null_in_nested_arguments()
         self.facts: dict[str, Any] = {}  # what the links took from the data
         super().__init__(
             args=self.argv,
@@ -145,6 +147,10 @@ class AppCLI(LightningCLI):
                 self.check_links(config, explicit)
             raise
         self.check_links(config, explicit)
+        for fact, target in LINKS:
+            if f"{target}.{fact}" not in config:
+                for recorded in (self.model.hparams, self.model._hparams_initial):
+                    forget_argument(recorded, f"{target}.{fact}".removeprefix(f"{TASK}."))
 
     def check_links(self, config: Namespace, explicit: dict[tuple[str, str], Any]) -> None:
         """An explicit value that contradicts the data is an error; a link that reached nothing is a warning.

@@ -22,7 +22,8 @@ def known_classes() -> dict[str, list[str]]:
     """Names of the classes that a configuration may name, with their arguments."""
 
     def below(cls: type) -> set[type]:
-        return {cls, *(found for child in type.__subclasses__(cls) for found in below(child))}
+        children: list[type] = type.__subclasses__(cls)
+        return {cls}.union(*map(below, children))
 
     nets = {cls for cls in below(nn.Module) if cls.__module__.startswith("models.")}
     others = (cls for base in (LightningModule, LightningDataModule, Callback, Optimizer) for cls in below(base))

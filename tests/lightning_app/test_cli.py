@@ -192,6 +192,14 @@ def test_a_fault_of_the_program_keeps_its_traceback(in_tmp: Path, monkeypatch) -
         fit()
 
 
+@pytest.mark.parametrize("argument", ["--model.net.pretrained=null", "--model.net.init_args.pretrained=null"])
+def test_null_on_the_command_line_is_null_at_any_depth(in_tmp: Path, argument: str) -> None:
+    argv = ["fit", "--config=configs/vision.yaml", "--model.net.pretrained=DEFAULT", argument, "--model.optimizer=null"]
+    config = build([*argv, "--trainer.fast_dev_run=true"]).config.fit
+    assert config.model.init_args.net.init_args.pretrained is None
+    assert config.model.init_args.optimizer is None
+
+
 # --- callbacks and overlays
 
 
