@@ -21,7 +21,7 @@ from lightning_app.errors import explain, passed_through, users_mistake
 from lightning_app.main import ROOT
 from lightning_app.registry import explicit_value, known_classes, register_classes
 from lightning_app.report import best_checkpoint, print_report
-from lightning_app.workarounds import forget_argument, keep_null_in_nested_arguments
+from lightning_app.workarounds import drop_weight_averaging, forget_argument, keep_null_in_nested_arguments
 from models.nets.pretrained import without_pretrained_weights
 
 # Facts of the data, known once the datamodule is built, and where they go. A net may do without a fact that it takes no
@@ -172,6 +172,10 @@ class AppCLI(LightningCLI):
             elif fact in EXPECTED and target in config and not accepted:
                 warnings.warn(f"the net takes no {fact}; see that it fits {data}'s {self.facts[fact]}", stacklevel=2)
 
+    def after_instantiate_classes(self) -> None:
+        if self.requested != "fit":
+            drop_weight_averaging(self.trainer)
+
     def _run_subcommand(self, subcommand: str) -> None:
         if self.run_subcommand:
             super()._run_subcommand(subcommand)
@@ -180,6 +184,7 @@ class AppCLI(LightningCLI):
         config = self.config[self.requested]
         if config.test_after_fit and self.trainer.state.finished and self.datamodule is not None:
             best = "best" if best_checkpoint(self.trainer) else None
+            drop_weight_averaging(self.trainer)
             self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False)
         print_report(self.trainer)
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import jsonargparse._typehints
 import jsonargparse._util
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import WeightAveraging
 
 
 def keep_null_in_nested_arguments() -> None:
@@ -32,3 +34,13 @@ def forget_argument(hyperparameters: dict[str, Any], key: str) -> None:
     for parent in parents:
         hyperparameters = hyperparameters.get(parent) or {}
     hyperparameters.pop(leaf, None)
+
+
+def drop_weight_averaging(trainer: Trainer) -> None:
+    """Evaluate the averaged weights of a checkpoint, which is what its `state_dict` holds.
+
+    Lightning 2.6's WeightAveraging puts the raw weights back whenever it sees a checkpoint loaded, also by the test
+    that follows a fit in the same process. It has no part in an evaluation.
+    """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks[:] = [callback for callback in callbacks if not isinstance(callback, WeightAveraging)]

@@ -111,6 +111,17 @@ class Task(LightningModule):
         scheduler.base_lrs = [group["initial_lr"] for group in self._group_options]
         start_scheduler(scheduler, self.schedule, _total_steps(self.trainer.estimated_stepping_batches))
 
+    @property
+    def is_logging_step(self) -> bool:
+        """Whether the logger takes what this training batch logs; an epoch's last batch counts too.
+
+        `self.log` costs 0.3 ms on a CPU whether it is written or not, which shows on a small net: ask first.
+        """
+        if self._trainer is None:
+            return False
+        interval: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return interval == 0 or (self.global_step + 1) % interval == 0 or self.trainer.is_last_batch
+
     def on_fit_start(self) -> None:
         """Train mode for every module: what `from_pretrained` loads comes in eval mode, its dropout off."""
         self.train()

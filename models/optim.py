@@ -4,8 +4,9 @@ Any torch optimizer works by class path; what it lacks is here: which parameters
 rate moves over the run.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -131,7 +132,7 @@ def parameter_groups(
     """Parameters of `net` in groups that share a learning-rate multiplier and whether they decay.
 
     Norms, biases and other vectors take no weight decay. Each group is `{"params", "name", "lr_multiplier", "decay",
-    "hidden"}`; `hidden` is false for the head and for embeddings, which Muon leaves to AdamW.
+    "hidden"}`; `hidden` is false for the head, embeddings and the first convolution, which Muon leaves to AdamW.
 
     Args:
         net: The net. `net.stages` and `net.head` place a parameter for `layer_decay`.
@@ -151,7 +152,10 @@ def parameter_groups(
     if layer_decay != 1.0 and not hasattr(net, "stages"):
         raise ValueError(f"layer_decay ({layer_decay}) needs a net with `stages`; {type(net).__name__} has none")
     stages, num_stages = stage_of_parameters(net)
+    convolutions = [module for module in net.modules() if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    kernels = {id(module.weight) for module in convolutions}
     outer: list[nn.Module] = [module for module in net.modules() if isinstance(module, nn.Embedding)]
+    outer += convolutions[:1]
     if isinstance(head := getattr(net, "head", None), nn.Module):
         outer.append(head)
     not_hidden = {id(parameter) for module in outer for parameter in module.parameters()}
@@ -161,7 +165,9 @@ def parameter_groups(
         matches = [prefix for prefix in multipliers if _has_prefix(name, prefix)]
         multiplier = multipliers[max(matches, key=len)] if matches else 1.0
         multiplier *= layer_decay ** (num_stages - 1 - stages[name])
-        decay, hidden = parameter.ndim > 1, id(parameter) not in not_hidden
+        decay = parameter.ndim > 1
+        # more than two dimensions is a kernel or, say, a positional embedding, which is no matrix
+        hidden = id(parameter) not in not_hidden and (parameter.ndim <= 2 or id(parameter) in kernels)
         name = f"x{multiplier:.4g}" + ("" if hidden else "_outer") + ("" if decay else "_no_decay")
         group = {"params": [], "name": name, "lr_multiplier": multiplier, "decay": decay, "hidden": hidden}
         groups.setdefault((multiplier, decay, hidden), group)["params"].append(parameter)
@@ -195,11 +201,37 @@ def build_optimizer(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> 
     return optimizer
 
 
-class MuonAdamW(Optimizer):
-    """Muon on hidden matrices, AdamW on everything else, as one optimizer with one schedule.
+@contextlib.contextmanager
+def _as_matrices(groups: list[dict[str, Any]]) -> Iterator[None]:
+    """Show parameters (and gradients) of more than two dimensions as matrices (len, rest), which share their memory.
 
-    `torch.optim.Muon` (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon) takes 2-D parameters only, and
-    is meant for hidden layers: embeddings, heads, convolutions, norms and biases go to AdamW.
+    The order of the columns follows the memory, so that channels-last weights need no copy; Muon's update does not
+    depend on it.
+    """
+    shaped = [p for group in groups for p in group["params"] if p.ndim > 2]
+    kept = [(p, p.data, p.grad) for p in shaped]
+    for parameter, data, grad in kept:
+        order = [0, *sorted(range(1, data.ndim), key=data.stride, reverse=True)]
+        parameter.grad = None
+        parameter.data = data.permute(order).flatten(1)
+        assert parameter.data_ptr() == data.data_ptr()
+        if grad is not None:
+            parameter.grad = grad.permute(order).flatten(1)
+    try:
+        yield
+    finally:
+        for parameter, data, grad in kept:
+            parameter.grad = None
+            parameter.data = data
+            parameter.grad = grad
+
+
+class MuonAdamW(Optimizer):
+    """Muon on hidden matrices and convolutions, AdamW on everything else, as one optimizer with one schedule.
+
+    Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon) is meant for hidden layers: embeddings, the
+    first convolution, heads, norms and biases go to AdamW. A convolution's weight (O, I, K, K) counts as the matrix
+    (O, I * K * K), as in that post; `torch.optim.Muon` itself refuses it.
 
     Args:
         params: Groups as `parameter_groups` makes them, or an iterable of parameters.
@@ -225,7 +257,7 @@ class MuonAdamW(Optimizer):
         for group in groups:
             members = list(group["params"])
             extra = shared | {key: value for key, value in group.items() if key != "params"}
-            is_muon = [group.get("hidden", True) and parameter.ndim == 2 for parameter in members]
+            is_muon = [group.get("hidden", True) and parameter.ndim >= 2 for parameter in members]
             chosen = list(zip(members, is_muon, strict=True))
             muon.append({**extra, "lr": lr, "params": [p for p, yes in chosen if yes]})
             # a group of both kinds is split, and Lightning's LearningRateMonitor refuses two groups of one name
@@ -234,8 +266,9 @@ class MuonAdamW(Optimizer):
         muon = [group for group in muon if group["params"]]
         adamw = [group for group in adamw if group["params"]]
         if not muon:
-            raise ValueError("MuonAdamW needs a hidden 2-D parameter and this net has none; use torch.optim.AdamW")
-        self.parts: list[Optimizer] = [torch.optim.Muon(muon, lr=lr, momentum=momentum, weight_decay=weight_decay)]
+            raise ValueError("MuonAdamW needs a hidden matrix and this net has none; use torch.optim.AdamW")
+        with _as_matrices(muon):
+            self.parts: list[Optimizer] = [torch.optim.Muon(muon, lr=lr, momentum=momentum, weight_decay=weight_decay)]
         if adamw:
             self.parts.append(torch.optim.AdamW(adamw, lr=adamw_lr, betas=betas, weight_decay=weight_decay))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
@@ -255,7 +288,9 @@ class MuonAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for part in self.parts:
+        with _as_matrices(self.parts[0].param_groups):
+            self.parts[0].step()
+        for part in self.parts[1:]:
             part.step()
         return loss
 

@@ -68,6 +68,7 @@ class VisionClassifier(Task):
         self.mix = v2.RandomChoice(mixes) if mixes else None
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.net.to(memory_format=self.memory_format)
+        self.train_counts = torch.zeros(2, dtype=torch.int64)
         self.val_metrics = _metrics(num_classes).clone(prefix="val/")
         self.test_metrics = _metrics(num_classes).clone(prefix="test/")
 
@@ -81,9 +82,11 @@ class VisionClassifier(Task):
         logits = self(images).float()
         loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
         dominant = targets if targets.ndim == 1 else targets.argmax(-1)
-        accuracy = (logits.detach().argmax(-1) == dominant).float().mean()
-        self.log("train/loss", loss, prog_bar=True)
-        self.log("train/accuracy", accuracy, on_step=False, on_epoch=True, batch_size=len(labels))
+        self.train_counts += torch.stack(
+            [(logits.detach().argmax(-1) == dominant).sum(), labels.new_tensor(len(labels))]
+        )
+        if self.is_logging_step:
+            self.log("train/loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
@@ -95,6 +98,13 @@ class VisionClassifier(Task):
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         images, indices = batch
         return {"probabilities": self.probabilities(images), "indices": indices}
+
+    def on_train_epoch_start(self) -> None:
+        self.train_counts = torch.zeros(2, dtype=torch.int64, device=self.device)  # right ones, all
+
+    def on_train_epoch_end(self) -> None:
+        right, total = self.trainer.strategy.reduce(self.train_counts, reduce_op="sum")
+        self.log("train/accuracy", right / total)
 
     # The metrics are emptied before an epoch, not after it: one that was interrupted left its batches behind.
     def on_validation_epoch_start(self) -> None:

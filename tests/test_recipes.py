@@ -45,6 +45,8 @@ def stand_ins(recipe: str, folder: Path) -> list[str]:
     """Arguments that put small local data, and no download, in the place of what a recipe fetches."""
     if recipe == "vision_image_folder.yaml":
         return [f"--data.root={photos(folder / 'photos')}", "--data.image_size=32", "--model.net.pretrained=null"]
+    if recipe == "vision_image_folder_scratch.yaml":
+        return [f"--data.root={photos(folder / 'photos')}"]
     if recipe == "vision_fashion_mnist.yaml":
         return [f"--data.root={idx_files(folder / 'fashion')}"]
     return []

@@ -178,3 +178,33 @@ def test_differences_are_told_by_their_command_line_names() -> None:
         "init_args": {"net": {"class_path": "M", "init_args": {"dropout": 0.2}}, "a": None},
     }
     assert describe_differences(old, new, ignore=["a"]) == ["net: N -> M", "net.dropout: 0.1 -> 0.2"]
+
+
+def test_the_test_after_an_ema_fit_is_of_the_averaged_weights(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["fit", *TINY, "--config=configs/overlay/ema.yaml", "--model.optimizer.lr=2.0", "--trainer.max_epochs=3"]
+    argv.append("--model.test_time_augmentation=none")
+    assert run([*argv, "--trainer.limit_test_batches=null"]) == 0
+    tested = _metric(capsys.readouterr().out, "test/loss")
+    best = newest_checkpoint("best", Path("logs/vision"))
+    assert run(["test", f"--ckpt_path={best}", "--trainer.limit_test_batches=null"]) == 0
+    assert _metric(capsys.readouterr().out, "test/loss") == pytest.approx(tested, abs=1e-3)
+
+    cli = build([*argv, "--trainer.logger=false"])
+    cli.datamodule.setup("test")
+    losses = []
+    for weights in ("state_dict", "current_model_state"):
+        task = load_task(best)
+        task.load_state_dict(read_checkpoint(best)[weights])
+        with torch.no_grad():
+            batches = [(task(images), labels) for images, labels in cli.datamodule.test_dataloader()]
+        logits, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        losses.append(float(torch.nn.functional.cross_entropy(logits, labels)))
+    averaged, raw = losses
+    assert averaged != pytest.approx(raw, rel=0.01)  # or this test could not tell them apart
+    assert tested == pytest.approx(averaged, rel=0.02)
+
+
+def _metric(printed: str, name: str) -> float:
+    """A figure in the table that Lightning or the report prints."""
+    line = next(line for line in printed.splitlines() if name in line)
+    return float(next(word for word in line.replace("│", " ").split() if word[0].isdigit() or word[0] == "-"))

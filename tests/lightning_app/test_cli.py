@@ -1,6 +1,7 @@
 """The command line, in this process where a run is too costly for a process of its own."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -88,7 +89,7 @@ def test_the_saved_configuration_reruns_as_it_is(in_tmp: Path) -> None:
 
 def test_another_seed_gives_other_weights(in_tmp: Path) -> None:
     nets = [build(["fit", *TINY, f"--seed_everything={seed}"]).model.net for seed in (1, 1, 2)]
-    weights = [net.stem[0].weight for net in nets]
+    weights = [net.head[1].weight for net in nets]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
@@ -318,3 +319,54 @@ def test_runs_from_any_folder_with_a_foreign_lightning_app_installed(tmp_path: P
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "logs/vision/version_0/checkpoints/best.ckpt").is_file()
+
+
+def test_two_ranks_share_a_folder_and_measure_what_one_measures(tmp_path: Path, root: Path) -> None:
+    """268 digits in batches of 5 are uneven on two ranks: a padded sampler would count one twice."""
+    whole = ["--trainer.limit_test_batches=null", "--data.batch_size=5", "--trainer.accelerator=cpu"]
+    two = train("fit", *TINY, *whole, "--trainer.strategy=ddp", "--trainer.devices=2", cwd=tmp_path, root=root)
+    assert two.returncode == 0, two.stderr
+    assert [path.name for path in (tmp_path / "logs/vision").iterdir()] == ["version_0"]
+    assert two.stdout.count("best checkpoint") == 1
+    best = tmp_path / "logs/vision/version_0/checkpoints/best.ckpt"
+    one = train(
+        "test", f"--ckpt_path={best}", "--trainer.devices=1", "--trainer.strategy=auto", cwd=tmp_path, root=root
+    )
+    assert one.returncode == 0, one.stderr
+    for metric in ("test/accuracy", "test/f1", "test/loss", "test/calibration_error"):
+        figures = [_figure(done.stdout, metric) for done in (two, one)]
+        assert figures[0] == pytest.approx(figures[1], abs=1e-4), metric
+
+
+def test_ctrl_c_saves_and_the_printed_command_resumes(tmp_path: Path, root: Path) -> None:
+    argv = [sys.executable, str(root / "scripts/train.py"), "fit", *TINY, "--trainer.max_epochs=1000"]
+    argv.append("--test_after_fit=false")
+    process = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    last = tmp_path / "logs/vision/version_0/checkpoints/last.ckpt"
+    for _ in range(600):
+        if last.exists():
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    assert "Traceback" not in printed
+    command = next(line for line in printed.splitlines() if line.startswith("To resume: "))
+    words = command.removeprefix("To resume: python ").split()
+    step = torch.load(last, weights_only=True)["global_step"]
+    again = subprocess.run(
+        [sys.executable, *words, f"--trainer.max_steps={step + 3}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert again.returncode == 0, again.stderr
+    resumed = torch.load(tmp_path / "logs/vision/version_1/checkpoints/last.ckpt", weights_only=True)
+    assert resumed["global_step"] == step + 3
+
+
+def _figure(printed: str, metric: str) -> float:
+    """A metric from the table that Lightning or the report prints."""
+    line = next(line for line in printed.splitlines() if metric in line)
+    return float(line.replace("│", " ").split()[-1])
