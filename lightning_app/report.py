@@ -5,19 +5,19 @@ import shlex
 from pathlib import Path
 
 from pytorch_lightning import Trainer
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 
-@rank_zero_only
 def print_report(trainer: Trainer) -> None:
     """Print the test metrics (or the last validation's), the checkpoint, the saved configuration and next commands."""
+    folder = trainer.log_dir  # a collective call: on every rank
+    if not trainer.is_global_zero:
+        return
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     chosen = {n: v for n, v in metrics.items() if n.startswith("test/")} or {
         n: v for n, v in metrics.items() if n.startswith("val/")
     }
     rows = [(name, f"{value:.4f}") for name, value in sorted(chosen.items())]
     checkpoint = best_checkpoint(trainer)
-    folder = trainer.log_dir
     if checkpoint:
         rows.append(("best checkpoint", relative(checkpoint)))
     if folder and (Path(folder) / "config.yaml").exists():

@@ -104,7 +104,7 @@ class VisionClassifier(Task):
 
     def on_train_epoch_end(self) -> None:
         right, total = self.trainer.strategy.reduce(self.train_counts, reduce_op="sum")
-        self.log("train/accuracy", right / total)
+        self.log("train/accuracy", right / total, sync_dist=True)  # the same on every rank already
 
     # The metrics are emptied before an epoch, not after it: one that was interrupted left its batches behind.
     def on_validation_epoch_start(self) -> None:

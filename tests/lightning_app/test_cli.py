@@ -362,8 +362,9 @@ def test_ctrl_c_saves_and_the_printed_command_resumes(tmp_path: Path, root: Path
         timeout=120,
     )
     assert again.returncode == 0, again.stderr
+    assert f"`max_steps={step + 3}` reached" in again.stderr
     resumed = torch.load(tmp_path / "logs/vision/version_1/checkpoints/last.ckpt", weights_only=True)
-    assert resumed["global_step"] == step + 3
+    assert step < resumed["global_step"] <= step + 3  # saved where an epoch of two steps ended
 
 
 def _figure(printed: str, metric: str) -> float:
