@@ -32,7 +32,7 @@ def idx_files(folder: Path) -> Path:
     """Fashion-MNIST's four files with a few random images."""
     folder.mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)
-    for split, count in (("train", 120), ("t10k", 20)):
+    for split, count in (("train", 600), ("t10k", 20)):
         images = torch.randint(0, 256, (count, 28, 28), generator=generator, dtype=torch.uint8)
         labels = torch.arange(count, dtype=torch.uint8) % 10
         header_ = struct.pack(">IIII", 0x803, count, 28, 28)

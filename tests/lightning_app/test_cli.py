@@ -248,7 +248,7 @@ def test_the_command_line_beats_the_checkpoint_and_says_so(in_tmp: Path, capsys)
     argv = ["fit", *TINY, f"--ckpt_path={last}", "--model.optimizer.lr=0.007", "--model.label_smoothing=0.3"]
     cli = build([*argv, "--trainer.max_epochs=2"])
     printed = capsys.readouterr().out
-    assert "optimizer.lr: 0.2 -> 0.007" in printed
+    assert "optimizer.lr: 0.03 -> 0.007" in printed
     assert "label_smoothing: 0.1 -> 0.3" in printed
     assert cli.model.label_smoothing == 0.3
     rates: list[float] = []
