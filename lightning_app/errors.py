@@ -65,7 +65,10 @@ def explain(message: str, *, options: Iterable[str], classes: Mapping[str, Itera
             found[2], choices
         )
     if found := re.search(r"arguments are required: (\S+)", message):
-        name = found[1].split(".", 1)[-1].rstrip(",")
+        name = found[1].rstrip(",")
+        if key and key != name:
+            return f"--{key}.{name} is missing"
+        name = name.split(".", 1)[-1]
         return f"--{name} is missing; start from a recipe, e.g. --config configs/vision.yaml"
     if "Problems parsing config" in message:
         return "the YAML can't be parsed: " + " ".join(message.split("Problems parsing config:")[-1].split())

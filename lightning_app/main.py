@@ -33,8 +33,13 @@ def main(argv: list[str]) -> int:
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(SUBCOMMANDS)}"
         print(f"train.py: error: there is no subcommand {argv[0]!r}{hint}", flush=True)
         return 2
-    from lightning_app.cli import run
-
+    try:
+        from lightning_app.cli import run
+    except ModuleNotFoundError as error:
+        if (ROOT / str(error.name).split(".")[0]).exists():
+            raise
+        print(f"train.py: error: the package {error.name!r} is not installed: activate .venv, which `make train` makes")
+        return 2
     return run(argv)
 
 

@@ -146,6 +146,7 @@ def test_data_without_a_needed_fact_is_named(in_tmp: Path, tmp_path: Path, monke
         (["fti"], "no subcommand 'fti'; did you mean fit?"),
         (["fit", "--config=configs/visoin.yaml"], "did you mean"),
         (["fit"], "--model is missing; start from a recipe"),
+        (["fit", "--config=configs/vision_image_folder.yaml"], "--data.root is missing"),
         (["fit", *TINY, "--trainer.max_epoch=3"], "no option --trainer.max_epoch; did you mean --trainer.max_epochs?"),
         (["fit", *TINY, "--model.net.dropot=0.3"], "ResNet9 has no argument 'dropot'; did you mean dropout?"),
         (["fit", *TINY, "--data.batchsize=3"], "no argument 'batchsize'; did you mean batch_size?"),
@@ -371,3 +372,15 @@ def _figure(printed: str, metric: str) -> float:
     """A metric from the table that Lightning or the report prints."""
     line = next(line for line in printed.splitlines() if metric in line)
     return float(line.replace("│", " ").split()[-1])
+
+
+def test_a_missing_package_is_named(tmp_path: Path, root: Path) -> None:
+    blocked = tmp_path / "jsonargparse"
+    blocked.mkdir()
+    (blocked / "__init__.py").write_text("raise ModuleNotFoundError('gone', name='jsonargparse')\n")
+    argv = [sys.executable, str(root / "scripts/train.py"), "fit", *TINY]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 2
+    assert "the package 'jsonargparse' is not installed: activate .venv" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
