@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from jsonargparse import Namespace
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -211,6 +212,10 @@ def run(argv: list[str]) -> int:
             raise
         print(f"train.py {argv[0]}: error: {line}", file=sys.stderr)
         return 2
+    finally:
+        # gloo's threads, left running when Python exits, now and then abort the process after a run that went well
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
     return 0
 
 

@@ -64,6 +64,7 @@ SCRIPT = """
     trainer.predict(task, datamodule=data, return_predictions=False)
     if trainer.is_global_zero:
         torch.save({{"counts": counts.cpu(), "net": task.net.state_dict()}}, "result.pt")
+    torch.distributed.destroy_process_group()
 """
 
 
