@@ -8,8 +8,7 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10
 
 from datamodules.download import download_into
-from datamodules.images import ImageDataModule, TensorImages, check_fraction, check_shift
-from datamodules.splits import stratified_split
+from datamodules.images import ImageDataModule, check_fraction, check_shift
 from datamodules.transforms import Augment
 
 CLASS_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -69,13 +68,7 @@ class CIFAR10DataModule(ImageDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Reads what a stage (fit, validate, test, predict; None: all) needs."""
         if stage in ("fit", "validate", None) and "train" not in self.datasets:
-            images, labels = self.read(train=True)
-            fractions = [1 - self.val_fraction, self.val_fraction]
-            train, val = stratified_split(labels, fractions, self.split_seed)
-            self.datasets["train"] = TensorImages(
-                images[train], labels[train], self.train_transform(max_shift=self.max_shift)
-            )
-            self.datasets["val"] = TensorImages(images[val], labels[val], self.eval_transform())
+            self.add_train_and_val(*self.read(train=True), val_fraction=self.val_fraction, max_shift=self.max_shift)
         if stage in ("test", "predict", None) and "test" not in self.datasets:
             self.add_test(*self.read(train=False))
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from torchvision.datasets import FashionMNIST
 
 from datamodules.download import download_into
-from datamodules.images import ImageDataModule, TensorImages, check_fraction, check_shift
-from datamodules.splits import stratified_split
+from datamodules.images import ImageDataModule, check_fraction, check_shift
 from datamodules.transforms import Augment
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -84,13 +83,7 @@ class FashionMNISTDataModule(ImageDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Reads what a stage (fit, validate, test, predict; None: all) needs."""
         if stage in ("fit", "validate", None) and "train" not in self.datasets:
-            images, labels = self.read("train")
-            fractions = [1 - self.val_fraction, self.val_fraction]
-            train, val = stratified_split(labels, fractions, self.split_seed)
-            self.datasets["train"] = TensorImages(
-                images[train], labels[train], self.train_transform(max_shift=self.max_shift)
-            )
-            self.datasets["val"] = TensorImages(images[val], labels[val], self.eval_transform())
+            self.add_train_and_val(*self.read("train"), val_fraction=self.val_fraction, max_shift=self.max_shift)
         if stage in ("test", "predict", None) and "test" not in self.datasets:
             self.add_test(*self.read("t10k"))
 

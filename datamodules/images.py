@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from datamodules.base import BaseDataModule
+from datamodules.splits import stratified_split
 from datamodules.transforms import Augment, Fill, ImageTransform, make_policy
 
 Batch = tuple[Tensor, Tensor]
@@ -125,6 +126,18 @@ class ImageDataModule(BaseDataModule):
             policy=make_policy(self.augment),
             erasing=self.random_erasing,
         )
+
+    def add_train_and_val(self, images: Tensor, labels: Tensor, *, val_fraction: float, max_shift: int) -> None:
+        """Uses one labelled set in memory for training, with a stratified part held out for validation.
+
+        Raises:
+            ValueError: The part would be empty: nothing would be validated and no best checkpoint kept.
+        """
+        train, val = stratified_split(labels, [1 - val_fraction, val_fraction], self.split_seed)
+        if not val:
+            raise ValueError(f"val_fraction ({val_fraction}) leaves no val image of {len(images)}: raise it")
+        self.datasets["train"] = TensorImages(images[train], labels[train], self.train_transform(max_shift=max_shift))
+        self.datasets["val"] = TensorImages(images[val], labels[val], self.eval_transform())
 
     def add_test(self, images: Tensor, labels: Tensor) -> None:
         """Uses one labelled set in memory for test, and, with indices as labels, for predict."""

@@ -136,3 +136,12 @@ def test_one_item_too_many_for_batchnorm_trains_and_is_validated() -> None:
     )
     trainer.fit(task, datamodule=Noise(size=9, batch_size=4))  # batches of 4, 4 and 1
     assert task.seen == {"train": 8, "val": 9}
+
+
+def test_a_validation_part_that_would_be_empty_is_refused() -> None:
+    module = ImageDataModule(class_names=["a", "b"], image_size=4, in_channels=1, statistics=([0.5], [0.5]))
+    images, labels = torch.zeros(8, 1, 4, 4, dtype=torch.uint8), torch.arange(8) % 2
+    with pytest.raises(ValueError, match=r"val_fraction \(0.01\) leaves no val image of 8"):
+        module.add_train_and_val(images, labels, val_fraction=0.01, max_shift=0)
+    module.add_train_and_val(images, labels, val_fraction=0.25, max_shift=0)
+    assert [len(module.datasets[split]) for split in ("train", "val")] == [6, 2]

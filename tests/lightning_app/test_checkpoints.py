@@ -15,15 +15,7 @@ from lightning_app.checkpoints import describe_differences, load_task, newest_ch
 from lightning_app.cli import build, run
 from models import VisionClassifier
 from models.nets.resnet9 import ResNet9
-
-TINY = [
-    "--config=configs/vision.yaml",
-    "--config=configs/overlay/debug.yaml",
-    "--model=configs/model/vision_resnet9.yaml",
-    "--model.net.widths=[4,8]",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.enable_model_summary=false",
-]
+from tests.tiny_run import TINY
 
 
 @pytest.fixture(autouse=True)
