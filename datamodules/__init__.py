@@ -6,6 +6,8 @@ from datamodules.digits import DigitsDataModule
 from datamodules.fashion_mnist import FashionMNISTDataModule
 from datamodules.image_folder import ImageFolderDataModule
 from datamodules.images import ImageDataModule
+from datamodules.sentiment import SentimentDataModule
+from datamodules.texts import TextDataModule
 
 __all__ = [
     "BaseDataModule",
@@ -14,4 +16,6 @@ __all__ = [
     "FashionMNISTDataModule",
     "ImageDataModule",
     "ImageFolderDataModule",
+    "SentimentDataModule",
+    "TextDataModule",
 ]

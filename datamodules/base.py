@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.overrides.distributed import UnrepeatedDistributedSampler
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 Split = Literal["train", "val", "test", "predict"]
 
@@ -104,7 +104,7 @@ class BaseDataModule(pl.LightningDataModule):
         kwargs = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
         replicas, rank = (kwargs["num_replicas"], kwargs["rank"]) if kwargs else (1, 0)
 
-        sampler = None
+        sampler: Sampler[int] | None = None
         if replicas > 1 and split in ("val", "test"):
             # Lightning would pad with repeated items, and the metric would depend on the number of ranks.
             # (It adds its own sampler for training, and an unrepeated one for predict.)
@@ -112,12 +112,15 @@ class BaseDataModule(pl.LightningDataModule):
                 raise ValueError(f"{size} {split} items can't be shared by {replicas} ranks: use fewer ranks")
             sampler = UnrepeatedDistributedSampler(dataset, num_replicas=replicas, rank=rank, shuffle=False)
         train = split == "train"
+        drop_last = train and size // replicas >= self.batch_size
+        if train:
+            sampler = self.train_sampler(replicas, rank, drop_last=drop_last)
         return DataLoader(
             dataset,
             batch_size=self.batch_size,
-            shuffle=train,
+            shuffle=train and sampler is None,
             sampler=sampler,
-            drop_last=train and size // replicas >= self.batch_size,
+            drop_last=drop_last,
             collate_fn=self.collate_fn,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
@@ -125,6 +128,10 @@ class BaseDataModule(pl.LightningDataModule):
             persistent_workers=self.persistent_workers,
             multiprocessing_context=self.multiprocessing_context,
         )
+
+    def train_sampler(self, replicas: int, rank: int, *, drop_last: bool) -> Sampler[int] | None:
+        """The order of training samples of one of several ranks. None: shuffled, and shared out by Lightning."""
+        return None
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled training batches."""

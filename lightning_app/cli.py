@@ -32,6 +32,8 @@ LINKS = [
     ("num_classes", NET),
     ("in_channels", NET),
     ("image_size", NET),
+    ("vocab_size", NET),
+    ("max_length", NET),
     ("image_size", TASK),
     ("class_names", TASK),
     ("mean", TASK),
@@ -135,6 +137,8 @@ class AppCLI(LightningCLI):
                 ),
             )
 
+        give_tokenizer(self.config[self.requested])
+
     def instantiate_classes(self) -> None:
         """Instantiate, then check what the links from data to net did."""
         config = self.config[self.requested]
@@ -192,6 +196,14 @@ class AppCLI(LightningCLI):
     def predict(self, return_predictions: bool | None = None, **kwargs: Any) -> None:
         """Predict without keeping every prediction in memory: the writer callback has them."""
         self.trainer.predict(return_predictions=bool(return_predictions), **kwargs)
+
+
+def give_tokenizer(config: Namespace) -> None:
+    """Texts are tokenised as the encoder was trained to read them, unless a tokenizer is given."""
+    if not config.data or "tokenizer" not in config.data.get("init_args", {}):
+        return
+    if config.data.init_args.tokenizer is None:
+        config.data.init_args.tokenizer = config.get(f"{NET}.model_name")
 
 
 def build(argv: list[str]) -> AppCLI:

@@ -4,6 +4,7 @@ Every task is imported here because a checkpoint is only reloaded when the class
 """
 
 from models.base import Task
+from models.text_classifier import TextClassifier
 from models.vision_classifier import VisionClassifier
 
-__all__ = ["Task", "VisionClassifier"]
+__all__ = ["Task", "TextClassifier", "VisionClassifier"]

@@ -26,3 +26,24 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def root() -> Path:
     """The repository."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory with a BERT-type tokenizer of some twenty words; other words fall apart into letters."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    words = "the a film was is not very good bad great awful and but so plot acting i loved hated it".split()
+    vocabulary = [*special, *letters, *(f"##{letter}" for letter in letters), *(w for w in words if len(w) > 1)]
+    tokenizer = Tokenizer(models.WordPiece({token: i for i, token in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
+    folder = str(tmp_path_factory.mktemp("tokenizer"))
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **names).save_pretrained(folder)
+    return folder

@@ -61,7 +61,7 @@ def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int =
 
 
 def expected_metrics(data: TensorDataset, split: str) -> dict[str, float]:
-    from sklearn.metrics import accuracy_score, f1_score, log_loss
+    from sklearn.metrics import accuracy_score, f1_score, log_loss, matthews_corrcoef
 
     images, labels = data.tensors
     probabilities = images[:, 0, 0, :4].double().softmax(1).numpy()
@@ -69,6 +69,7 @@ def expected_metrics(data: TensorDataset, split: str) -> dict[str, float]:
     return {
         f"{split}/accuracy": accuracy_score(labels, predictions),
         f"{split}/f1": f1_score(labels, predictions, average="macro"),
+        f"{split}/matthews": matthews_corrcoef(labels, predictions),
         f"{split}/calibration_error": calibration_error(probabilities, labels.numpy()),
         f"{split}/loss": log_loss(labels, probabilities, labels=range(4)),
     }
