@@ -5,6 +5,8 @@ No Lightning, and matplotlib without pyplot's global state.
 Figures have a white background of their own, so they read the same on TensorBoard's light and dark themes.
 """
 
+import html
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Mistake(NamedTuple):
-    """A wrong prediction; `image` is the normalised one, (C, H, W)."""
+    """A wrong prediction; `sample` is the normalised image, (C, H, W), or the text."""
 
     confidence: float
     label: int
     prediction: int
-    image: Tensor
+    sample: Tensor | str
 
 
 def denormalise(image: Tensor, mean: list[float], std: list[float]) -> Tensor:
@@ -69,7 +71,8 @@ def draw_mistakes(mistakes: list[Mistake], class_names: list[str], mean: list[fl
     axes = figure.add_axes((0, 0, 1, 1))  # one for all: an axes per image takes most of the drawing time
     for index, mistake in enumerate(mistakes):
         x, y = index % columns, index // columns
-        image = denormalise(mistake.image, mean, std)
+        assert isinstance(mistake.sample, Tensor)
+        image = denormalise(mistake.sample, mean, std)
         extent = (x + 0.09, x + 0.91, y + 0.98, y + 0.16)
         axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, extent=extent, interpolation="nearest")
         label, prediction = (shorten(class_names[i], 12) for i in (mistake.label, mistake.prediction))
@@ -90,6 +93,21 @@ def draw_mistakes(mistakes: list[Mistake], class_names: list[str], mean: list[fl
     return _render(figure)
 
 
+def mistakes_table(mistakes: list[Mistake], class_names: list[str]) -> str:
+    """A markdown table of misread texts: confidence, true and predicted class, the first 300 characters."""
+    lines = ["| confidence | true | predicted | text |", "| ---: | --- | --- | --- |"]
+    for mistake in mistakes:
+        label, prediction = (escape(class_names[index]) for index in (mistake.label, mistake.prediction))
+        text = escape(shorten(" ".join(str(mistake.sample).split()), 300))
+        lines.append(f"| {mistake.confidence:.3f} | {label} | {prediction} | {text} |")
+    return "\n".join(lines)
+
+
+def escape(text: str) -> str:
+    """A text that TensorBoard's Markdown shows as it is, within a cell of a table."""
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
+
+
 def per_class_table(counts: Tensor, class_names: list[str]) -> str:
     """A markdown table from (K, K) counts: each class's samples, recall and commonest confusion."""
     lines = ["| class | samples | accuracy | most often taken for |", "| --- | ---: | ---: | --- |"]
@@ -101,7 +119,7 @@ def per_class_table(counts: Tensor, class_names: list[str]) -> str:
         confused = f"{class_names[worst]} ({int(others[worst])})" if others.any() else ""
         accuracy = f"{correct / samples:.4f}" if samples else "no samples"
         cells = (class_names[index], str(samples), accuracy, confused)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("| " + " | ".join(escape(cell) for cell in cells) + " |")
     return "\n".join(lines)
 
 

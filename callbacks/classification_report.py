@@ -1,6 +1,7 @@
 """Confusion matrix, most confident mistakes and per-class accuracy of a classifier, for TensorBoard."""
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -9,7 +10,13 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
-from callbacks.classification_figures import Mistake, draw_confusion_matrix, draw_mistakes, per_class_table
+from callbacks.classification_figures import (
+    Mistake,
+    draw_confusion_matrix,
+    draw_mistakes,
+    mistakes_table,
+    per_class_table,
+)
 
 DRAWING_BUDGET = 0.01  # the share of a fit's time that figures may take
 
@@ -28,11 +35,12 @@ def most_confident_mistakes(probabilities: Tensor, labels: Tensor, count: int) -
 
 
 class ClassificationReport(Callback):
-    """Draws the confusion matrix and the most confident mistakes; after a test also per-class accuracy.
+    """Draws the confusion matrix and shows the most confident mistakes; after a test also per-class accuracy.
 
-    Reads `{"probabilities": (B, K), "labels": (B,)}` from the evaluation steps and images (B, C, H, W) from
-    `batch[0]`; a batch without images still counts in the matrix. The matrix is exact over all ranks; the
-    mistakes are those of rank 0.
+    Reads `{"probabilities": (B, K), "labels": (B,)}` from the evaluation steps. Mistakes are a grid of images
+    (B, C, H, W) from `batch[0]`, or a table of texts, which the datamodule's `sample_texts(split, indices)` gives
+    for `batch["indices"]`; a batch with neither still counts in the matrix. The matrix is exact over all ranks;
+    the mistakes are those of rank 0.
 
     Tags: `val/confusion_matrix`, `val/mistakes`, `test/confusion_matrix`, `test/mistakes`,
     `test/per_class_accuracy`.
@@ -78,7 +86,7 @@ class ClassificationReport(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Collect a batch."""
-        self._collect(outputs, batch)
+        self._collect(trainer, outputs, batch)
 
     on_test_batch_end = on_validation_batch_end
 
@@ -109,23 +117,17 @@ class ClassificationReport(Callback):
         self._counts = torch.zeros(shape, dtype=torch.int64, device=pl_module.device) if active else None
         self._mistakes = []
 
-    def _collect(self, outputs: Any, batch: Any) -> None:
+    def _collect(self, trainer: pl.Trainer, outputs: Any, batch: Any) -> None:
         if self._counts is None or not isinstance(outputs, dict) or not {"probabilities", "labels"} <= outputs.keys():
             return
         probabilities, labels = outputs["probabilities"].detach().float(), outputs["labels"]
         self._counts += confusion_counts(labels, probabilities.argmax(dim=1), len(self._counts))
-        images = batch[0] if isinstance(batch, list | tuple) else None
-        if not isinstance(images, Tensor) or images.ndim != 4:
-            return
         chosen = most_confident_mistakes(probabilities, labels, self.max_mistakes)
+        samples = _samples(trainer, batch, chosen)
+        if samples is None:
+            return
         confidences, predictions = probabilities[chosen].max(dim=1)
-        rows = zip(
-            confidences.tolist(),
-            labels[chosen].tolist(),
-            predictions.tolist(),
-            images[chosen].cpu(),
-            strict=True,
-        )
+        rows = zip(confidences.tolist(), labels[chosen].tolist(), predictions.tolist(), samples, strict=True)
         self._mistakes += [Mistake(*row) for row in rows]
         self._mistakes = sorted(self._mistakes, key=lambda mistake: -mistake.confidence)[: self.max_mistakes]
 
@@ -146,15 +148,30 @@ class ClassificationReport(Callback):
         task: Any = pl_module
         counts, names = self._counts.cpu(), list(task.class_names)
         matrix = draw_confusion_matrix(counts, names)
-        grid = draw_mistakes(self._mistakes, names, task.mean, task.std) if self._mistakes else None
+        are_texts = bool(self._mistakes) and isinstance(self._mistakes[0].sample, str)
+        are_images = bool(self._mistakes) and not are_texts
+        grid = draw_mistakes(self._mistakes, names, task.mean, task.std) if are_images else None
         for logger in _tensorboards(trainer):
             logger.experiment.add_image(f"{split}/confusion_matrix", matrix, step, dataformats="HWC")
+            if are_texts:
+                logger.experiment.add_text(f"{split}/mistakes", mistakes_table(self._mistakes, names), step)
             if grid is not None:
                 logger.experiment.add_image(f"{split}/mistakes", grid, step, dataformats="HWC")
             if split == "test":
                 logger.experiment.add_text("test/per_class_accuracy", per_class_table(counts, names), step)
         self._last_cost = time.perf_counter() - start
         self._spent += self._last_cost
+
+
+def _samples(trainer: pl.Trainer, batch: Any, chosen: Tensor) -> Iterable[Tensor | str] | None:
+    """The images or texts of a batch at the chosen places, or None where it has neither."""
+    if isinstance(batch, dict):
+        datamodule: Any = getattr(trainer, "datamodule", None)
+        if "indices" not in batch or not hasattr(datamodule, "sample_texts"):
+            return None
+        return datamodule.sample_texts("test" if trainer.testing else "val", batch["indices"][chosen].tolist())
+    images = batch[0] if isinstance(batch, list | tuple) else None
+    return images[chosen].cpu() if isinstance(images, Tensor) and images.ndim == 4 else None
 
 
 def _tensorboards(trainer: pl.Trainer) -> list[TensorBoardLogger]:

@@ -13,9 +13,9 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 
-def header(top_k: int) -> list[str]:
+def header(top_k: int, name_column: str = "name") -> list[str]:
     """The columns: `name, label, probability, label_2, probability_2, ...`, the likeliest class first."""
-    return ["name", "label", "probability"] + [
+    return [name_column, "label", "probability"] + [
         f"{column}_{rank}" for rank in range(2, top_k + 1) for column in ("label", "probability")
     ]
 
@@ -33,8 +33,8 @@ class PredictionWriter(Callback):
     """Writes a line per sample: its name, the likeliest class and its probability, then the next likeliest.
 
     Reads `{"probabilities": (B, K), "indices": (B,)}` from `predict_step`, names from the datamodule's
-    `predict_names`. Each rank writes its share as it goes; rank 0 merges the shares in index order and
-    moves the file into place.
+    `predict_names` and what they are called from its `name_column`. Each rank writes its share as it goes; rank 0
+    merges the shares in index order and moves the file into place.
 
     Args:
         top_k: How many classes a line holds; no more than there are.
@@ -89,11 +89,13 @@ class PredictionWriter(Callback):
         """Merge the shares and say where the file lies."""
         assert self._part is not None
         self._part.close()
+        sort_part(self._part_path(trainer.global_rank))
         trainer.strategy.barrier("predictions")
         if trainer.is_global_zero:
             parts = [self._part_path(rank) for rank in range(trainer.world_size)]
-            names: list[str] | None = getattr(getattr(trainer, "datamodule", None), "predict_names", None)
-            merge_parts(parts, self._target, names)
+            datamodule = getattr(trainer, "datamodule", None)
+            names: list[str] | None = getattr(datamodule, "predict_names", None)
+            merge_parts(parts, self._target, names, name_column=getattr(datamodule, "name_column", "name"))
             for part in parts:
                 part.unlink()
 
@@ -107,7 +109,23 @@ class PredictionWriter(Callback):
         return self._target.with_name(f"{self._target.name}.part{rank}")
 
 
-def merge_parts(parts: list[Path], target: Path, names: list[str] | None) -> None:
+def sort_part(path: Path) -> None:
+    """Put a share into index order, where its samples did not come in it: texts come sorted by length."""
+    last = -1
+    with _open(path, "r") as file:
+        for index, _ in _numbered(file):
+            if index < last:
+                break
+            last = index
+        else:
+            return
+    with _open(path, "r") as file:
+        rows = sorted(_numbered(file), key=lambda row: row[0])
+    with _open(path, "w") as file:
+        csv.writer(file).writerows([index, *cells] for index, cells in rows)
+
+
+def merge_parts(parts: list[Path], target: Path, names: list[str] | None, *, name_column: str = "name") -> None:
     """Merge shares, whose lines start with a sample's index, into one file in index order.
 
     A sample that several ranks predicted is written once. Holds one line of each share in memory.
@@ -119,7 +137,7 @@ def merge_parts(parts: list[Path], target: Path, names: list[str] | None) -> Non
         writer = csv.writer(output)
         for index, cells in heapq.merge(*(_numbered(file) for file in files), key=lambda row: row[0]):
             if not written:
-                writer.writerow(header(len(cells) // 2))
+                writer.writerow(header(len(cells) // 2, name_column))
             if index not in written:
                 written.add(index)
                 writer.writerow([str(index) if names is None else names[index], *cells])

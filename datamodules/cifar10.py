@@ -8,7 +8,8 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10
 
 from datamodules.download import download_into
-from datamodules.images import ImageDataModule, check_fraction, check_shift
+from datamodules.images import ImageDataModule, check_shift
+from datamodules.splits import check_fraction
 from datamodules.transforms import Augment
 
 CLASS_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -12,7 +12,8 @@ from torch import Tensor
 from torchvision.datasets import FashionMNIST
 
 from datamodules.download import download_into
-from datamodules.images import ImageDataModule, check_fraction, check_shift
+from datamodules.images import ImageDataModule, check_shift
+from datamodules.splits import check_fraction
 from datamodules.transforms import Augment
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")

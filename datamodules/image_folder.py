@@ -9,9 +9,9 @@ from torchvision.transforms import v2
 
 from datamodules.base import Split
 from datamodules.image_files import ImageFiles, OnError, collate_files
-from datamodules.images import ImageDataModule, check_fraction
-from datamodules.photo_folders import SPLIT_NAMES, class_folders, find_photos, find_splits, list_classes
-from datamodules.splits import stratified_split
+from datamodules.images import ImageDataModule
+from datamodules.photo_folders import class_folders, find_photos, find_splits, list_classes
+from datamodules.splits import SPLIT_NAMES, check_fraction, stratified_split
 from datamodules.transforms import Augment
 
 

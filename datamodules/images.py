@@ -153,13 +153,6 @@ def fit_channels(values: Sequence[float], channels: int) -> list[float]:
     return [sum(values) / len(values)] * channels
 
 
-def check_fraction(name: str, value: float, *, zero: bool = False) -> float:
-    """The value, or ValueError where it isn't a share above 0 (zero: or 0) and below 1."""
-    if not (0 < value < 1 or (zero and value == 0)):
-        raise ValueError(f"{name} ({value}) must be {'at least' if zero else 'above'} 0 and below 1")
-    return value
-
-
 def check_shift(max_shift: int, image_size: int) -> int:
     """The value, or ValueError where an image can't move that far."""
     if not 0 <= max_shift < image_size:

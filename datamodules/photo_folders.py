@@ -7,13 +7,9 @@ from pathlib import Path
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from datamodules.base import Split
+from datamodules.splits import SPLIT_NAMES
 
 SUFFIXES = (*IMG_EXTENSIONS, ".gif")
-SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
-    "train": ("train", "training"),
-    "val": ("val", "valid", "validation"),
-    "test": ("test", "testing"),
-}
 LAYOUT = (
     "expected ROOT/<class>/*.jpg, or ROOT/train/<class>/*.jpg with val and test next to it (both optional); "
     "at least two classes"

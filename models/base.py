@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning import LightningModule
+from pytorch_lightning.plugins.precision import MixedPrecision, Precision
+from pytorch_lightning.utilities.enums import GradClipAlgorithmType
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -86,6 +88,31 @@ class Task(LightningModule):
             check_resumable(restored, self._group_options)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip a fused optimizer's gradients under bf16 too.
+
+        Lightning refuses it under mixed precision altogether, for the sake of a scaler that bf16 has not.
+
+        Raises:
+            ValueError: There is a scaler, which a fused optimizer undoes only after the clipping.
+        """
+        plugin = self.trainer.precision_plugin
+        if not gradient_clip_val or not isinstance(plugin, MixedPrecision) or not _unscales(optimizer):
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        if plugin.scaler is not None:
+            raise ValueError(
+                f"gradient_clip_val ({gradient_clip_val}) under 16-mixed needs an optimizer that is not fused: "
+                "set --model.optimizer.fused false, or --trainer.precision bf16-mixed"
+            )
+        algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
+        Precision.clip_gradients(plugin, optimizer, gradient_clip_val, algorithm)
+
     def on_train_start(self) -> None:
         """Tell the schedule how long the run is, and let the configured rates win over those in a checkpoint.
 
@@ -153,6 +180,11 @@ def is_plain(value: Any) -> bool:
     if type(value) is dict:
         return all(type(key) is str and is_plain(item) for key, item in value.items())
     return all(map(is_plain, value)) if type(value) in (list, tuple) else type(value) in PLAIN
+
+
+def _unscales(optimizer: Optimizer) -> bool:
+    """Whether the optimizer takes the gradient scaler's factor off by itself, as fused ones do."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def _without_params(group: dict[str, Any]) -> dict[str, Any]:

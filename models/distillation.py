@@ -1,6 +1,6 @@
 """Knowledge distillation (Hinton et al., arXiv 1503.02531) for any classifier, images or text.
 
-The teacher is a checkpoint of ours. It is no part of the student: neither its parameters nor its state nor its checkpoint.
+The teacher is a checkpoint of ours, and no part of the student: its parameters, its state, its checkpoint.
 """
 
 from collections.abc import Callable, Mapping

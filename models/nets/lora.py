@@ -17,7 +17,7 @@ class LoRA:
     """
 
     rank: int = 8
-    alpha: float = 16.0
+    alpha: int = 16
     dropout: float = 0.0
     target_modules: list[str] = field(default_factory=list)
 
@@ -56,9 +56,9 @@ def merge_lora(net: nn.Module) -> nn.Module:
     """
     layers = [(name, module) for name, module in net.named_modules() if hasattr(module, "get_base_layer")]
     for name, module in layers:
-        module.merge()  # type: ignore[operator]
+        module.merge()
         parent, _, child = name.rpartition(".")
-        setattr(net.get_submodule(parent), child, module.get_base_layer())  # type: ignore[operator]
+        setattr(net.get_submodule(parent), child, module.get_base_layer())
     return net
 
 

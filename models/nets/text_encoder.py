@@ -64,12 +64,12 @@ class TextEncoder(nn.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout ({dropout}) must be within [0, 1)")
         settings = make_config(model_name, dict(config or {}), vocab_size)
-        if pooling == "cls" and any("CausalLM" in name or "LMHead" in name for name in settings.architectures or ()):
-            raise ValueError(f"pooling 'cls' sees nothing of the text in {model_name!r}, a decoder: use mean")
         self.pooling = pooling
         self.encoder = make_encoder(model_name if pretrained is True else None, settings)
         if getattr(self.encoder, "pooler", None) is not None:
             self.encoder.pooler = None  # never used here, and DDP refuses parameters without gradients
+        if pooling == "cls" and not first_token_sees_the_others(self.encoder):
+            raise ValueError(f"pooling 'cls' sees nothing of the text in {settings.model_type}, a decoder: use mean")
         layers = find_layers(self.encoder)
         if num_layers is not None:
             if not 1 <= num_layers <= len(layers):
@@ -88,7 +88,9 @@ class TextEncoder(nn.Module):
             load_matching(self, read_state_dict(pretrained))
         if lora is not None:
             add_lora(self.encoder, lora)
-        self.frozen = [module for stage in self.stages[: freeze_layers + 1] for module in stage] if freeze_layers else []
+        self.frozen = (
+            [module for stage in self.stages[: freeze_layers + 1] for module in stage] if freeze_layers else []
+        )
         for module in self.frozen:
             module.requires_grad_(False)
         self.train()  # what from_pretrained loads comes in eval mode
@@ -136,7 +138,8 @@ class TextEncoder(nn.Module):
         rows = self.encoder.get_input_embeddings().num_embeddings
         if vocab_size is not None and vocab_size > rows:
             raise ValueError(
-                f"the tokenizer has {vocab_size:,} tokens and the encoder {rows:,} embeddings: they are not of one model"
+                f"the tokenizer has {vocab_size:,} tokens and the encoder {rows:,} embeddings: they belong to "
+                "different models"
             )
         positions = count_positions(self.encoder)
         if max_length is not None and positions is not None and max_length > positions:
@@ -181,12 +184,14 @@ def make_encoder(weights_of: str | None, settings: Any) -> Any:
         ValueError: The weights can't be had, or don't fit.
     """
     from transformers import AutoModel
+    from transformers.utils import logging
 
     if weights_of is None or not pretrained_weights_wanted():
         try:
             return AutoModel.from_config(settings)
         except (AssertionError, ValueError, RuntimeError) as error:
             raise ValueError(f"no encoder can be made from config: {' '.join(str(error).split())}") from error
+    logging.disable_progress_bar()  # of reading the file, which takes no time
     try:
         return AutoModel.from_pretrained(resolve_model(weights_of), config=settings, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError) as error:
@@ -199,6 +204,15 @@ def _no_model(name: str, error: Exception) -> str:
         f"no encoder can be loaded from {name!r}, which must be a name on the Hugging Face hub, a directory or "
         f"all-MiniLM-L6-v2 ({reason})"
     )
+
+
+@torch.no_grad()
+def first_token_sees_the_others(encoder: nn.Module) -> bool:
+    """Whether the first token's state depends on what follows: not so in a decoder, which reads from left to right."""
+    encoder.eval()
+    tokens = torch.tensor([[0, 1, 2], [0, 1, 3]])
+    states = encoder(input_ids=tokens, attention_mask=torch.ones_like(tokens)).last_hidden_state
+    return not torch.equal(states[0, 0], states[1, 0])
 
 
 def find_layers(encoder: nn.Module) -> nn.ModuleList:

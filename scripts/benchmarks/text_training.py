@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", default="configs/text.yaml", help="a recipe of a text classifier")
     parser.add_argument("--samples", type=int, default=1024, help="training texts of a pass")
     parser.add_argument("--rounds", type=int, default=3, help="passes of each variant")
-    parser.add_argument("--override", nargs="*", default=[], help="further arguments of train.py, e.g. --override=--X=Y")
+    parser.add_argument(
+        "--override", nargs="*", default=[], help="further arguments of train.py, e.g. --override=--X=Y"
+    )
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -65,12 +67,9 @@ def make(args: argparse.Namespace, padding: str) -> tuple[Any, Any, torch.optim.
     datamodule = cli.datamodule
     datamodule.prepare_data()
     tables = datamodule.read_splits()
-    table = tables["train"]
-    chosen = random.Random(0).sample(range(len(table)), min(args.samples, len(table)))
-    table.texts = [table.texts[index] for index in chosen]
-    table.pairs = table.pairs and [table.pairs[index] for index in chosen]
-    table.labels = [table.labels[index] for index in chosen]
-    datamodule.tables = tables
+    size = len(tables["train"])
+    chosen = random.Random(0).sample(range(size), min(args.samples, size))
+    datamodule.tables = tables | {"train": tables["train"].part(chosen)}
     datamodule.setup("fit")
     return cli.model.train(), datamodule, cli.model.configure_optimizers()["optimizer"]
 

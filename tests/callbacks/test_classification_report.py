@@ -50,7 +50,7 @@ def test_report_of_a_test_counts_every_sample(tiny: Any, read_events: Any) -> No
     assert torch.equal(report._counts, confusion_counts(labels, probabilities.argmax(1), 3))
     chosen = most_confident_mistakes(probabilities, labels, 4)
     assert [m.label for m in report._mistakes] == labels[chosen].tolist()
-    torch.testing.assert_close(torch.stack([m.image for m in report._mistakes]), images[chosen])
+    torch.testing.assert_close(torch.stack([m.sample for m in report._mistakes]), images[chosen])
     events = read_events(trainer.log_dir)
     assert set(events.Tags()["images"]) == {"test/confusion_matrix", "test/mistakes"}
     (table,) = events.Tensors("test/per_class_accuracy/text_summary")
