@@ -1,5 +1,6 @@
 """Every recipe and every overlay runs. A new file in configs/ is picked up by itself."""
 
+import re
 import struct
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from datamodules.sentiment import FILES as SENTENCES
 from lightning_app.cli import build, run
 from lightning_app.main import header
 
@@ -41,8 +43,40 @@ def idx_files(folder: Path) -> Path:
     return folder
 
 
-def stand_ins(recipe: str, folder: Path) -> list[str]:
+def reviews(path: Path) -> Path:
+    """A small table of labelled texts."""
+    lines = [f'"{("a good film", "a bad, bad film")[i % 2]} {i}",{i % 2 * 4 + 1}' for i in range(60)]
+    path.write_text("\n".join(["text,label", *lines]))
+    return path
+
+
+def tiny_encoder(tokenizer: str) -> list[str]:
+    """Arguments that put an encoder with random weights in the place of a pretrained one."""
+    sizes = "hidden_size: 16, num_hidden_layers: 4, num_attention_heads: 2, intermediate_size: 32"
+    config = f"{{model_type: bert, {sizes}}}"
+    return ["--model.net.model_name=null", f"--model.net.config={config}", f"--data.tokenizer={tokenizer}"]
+
+
+def ratings(folder: Path) -> Path:
+    """Sentences in the files of SentimentDataModule."""
+    folder.mkdir()
+    for name in SENTENCES.values():
+        lines = [f"{i}\t{i % 3 - 1}\t{('bad', 'it is', 'good')[i % 3]} film {i}" for i in range(60)]
+        (folder / name).write_text("\n".join(lines))
+    return folder
+
+
+def stand_ins(recipe: str, folder: Path, tokenizer: str) -> list[str]:
     """Arguments that put small local data, and no download, in the place of what a recipe fetches."""
+    if recipe == "text_file.yaml":
+        return [f"--data.path={reviews(folder / 'reviews.csv')}", *tiny_encoder(tokenizer)]
+    if recipe == "text.yaml":
+        return [f"--data.root={ratings(folder / 'ratings')}", *tiny_encoder(tokenizer)]
+    if recipe == "text_distill.yaml":
+        argv = ["--config=configs/text.yaml", "--config=configs/overlay/debug.yaml"]
+        argv += stand_ins("text.yaml", folder, tokenizer)
+        assert run(["fit", *argv, "--model.net.num_layers=4"]) == 0
+        return argv[2:]  # the recipe's teacher is where that run has left it
     if recipe == "vision_image_folder.yaml":
         return [f"--data.root={photos(folder / 'photos')}", "--data.image_size=32", "--model.net.pretrained=null"]
     if recipe == "vision_image_folder_scratch.yaml":
@@ -59,8 +93,14 @@ def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_trains_tests_and_predicts(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [f"--config=configs/{recipe}", "--config=configs/overlay/debug.yaml", *stand_ins(recipe, tmp_path)]
+def test_a_recipe_trains_tests_and_predicts(
+    recipe: str, tmp_path: Path, tiny_tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [
+        f"--config=configs/{recipe}",
+        "--config=configs/overlay/debug.yaml",
+        *stand_ins(recipe, tmp_path, tiny_tokenizer),
+    ]
     assert run(["fit", *argv]) == 0
     runs = tmp_path / "logs" / Path(recipe).stem
     assert "test/" in capsys.readouterr().out
@@ -70,9 +110,16 @@ def test_a_recipe_trains_tests_and_predicts(recipe: str, tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_an_overlay_applies_to_the_digits_recipe(overlay: str) -> None:
-    quick = ["--model.net=ResNet9", "--model.net.widths=[4,8]", "--trainer.max_steps=2", "--test_after_fit=false"]
-    argv = ["--config=configs/vision.yaml", f"--config=configs/overlay/{overlay}", *quick]
+def test_an_overlay_applies_to_the_recipe_that_its_header_names(
+    overlay: str, tmp_path: Path, tiny_tokenizer: str
+) -> None:
+    recipe = re.findall(r"^# python .*--config configs/(\w+\.yaml)", (CONFIGS / "overlay" / overlay).read_text(), re.M)[
+        0
+    ]
+    quick = ["--trainer.max_steps=2", "--test_after_fit=false", *stand_ins(recipe, tmp_path, tiny_tokenizer)]
+    if recipe == "vision.yaml":
+        quick += ["--model.net=ResNet9", "--model.net.widths=[4,8]"]
+    argv = [f"--config=configs/{recipe}", f"--config=configs/overlay/{overlay}", *quick]
     if overlay == "compile.yaml":
         argv.append("--trainer.callbacks.backend=aot_eager")  # the compiler itself is tested with the callback
     assert run(["fit", *argv]) == 0

@@ -7,6 +7,7 @@ from callbacks.classification_figures import (
     denormalise,
     draw_confusion_matrix,
     draw_mistakes,
+    mistakes_table,
     per_class_table,
     shorten,
 )
@@ -78,6 +79,21 @@ def test_per_class_table() -> None:
         "| dog\\|wolf | 2 | 1.0000 |  |",
         "| owl | 0 | no samples |  |",
     ]
+
+
+def test_a_table_of_texts_reads_as_the_texts_are() -> None:
+    from html import unescape
+    from re import sub
+
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    nasty = "a *b* __c__ <b>x</b> & &amp; | `code` [l](http://x.y) \\ # 1. ~~z~~ \N{PILE OF POO}"
+    table = mistakes_table(
+        [Mistake(0.987, 0, 1, f"{nasty}\n\tnext  line"), Mistake(0.5, 1, 0, "long " * 100)], ["a|b", "$c_d$"]
+    )
+    cells = [unescape(sub(r"<[^>]*>", "", line)) for line in markdown_to_safe_html(table).splitlines() if "<td" in line]
+    assert cells[:4] == ["0.987", "a|b", "$c_d$", f"{nasty} next line"]
+    assert len(cells[7]) == 300
 
 
 def test_shorten() -> None:

@@ -5,6 +5,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.loggers import CSVLogger
+from torch.utils.data import DataLoader
 
 from callbacks import classification_report
 from callbacks.classification_report import (
@@ -55,6 +56,60 @@ def test_report_of_a_test_counts_every_sample(tiny: Any, read_events: Any) -> No
     assert set(events.Tags()["images"]) == {"test/confusion_matrix", "test/mistakes"}
     (table,) = events.Tensors("test/per_class_accuracy/text_summary")
     assert "| cat | " in table.tensor_proto.string_val[0].decode()
+
+
+class Texts(pl.LightningDataModule):
+    """Images in batches as texts have them, with what there is to read about each."""
+
+    def __init__(self, tiny: Any) -> None:
+        super().__init__()
+        images, labels = tiny.data(13).tensors
+        self.samples = [{"x": images[i], "labels": labels[i], "indices": i} for i in range(13)][::-1]
+        self.asked: list[str] = []
+
+    def sample_texts(self, split: str, indices: list[int]) -> list[str]:
+        self.asked.append(split)
+        return [f"text *{index}* | <b>" for index in indices]
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.samples, batch_size=4)  # type: ignore[arg-type]
+
+    val_dataloader = test_dataloader
+
+
+def text_task(tiny: Any) -> Any:
+    class Task(tiny.Task):
+        def _evaluate(self, batch: Any, split: str) -> Any:
+            return super()._evaluate((batch["x"], batch["labels"]), split)
+
+    return Task()
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_mistakes_of_texts_are_a_table(tiny: Any, read_events: Any, split: str) -> None:
+    task, data = text_task(tiny), Texts(tiny)
+    trainer = tiny.trainer(callbacks=[ClassificationReport(max_mistakes=3)])
+    (trainer.test if split == "test" else trainer.validate)(task, datamodule=data, verbose=False)
+    assert set(data.asked) == {split}
+    events = read_events(trainer.log_dir)
+    assert set(events.Tags()["images"]) == {f"{split}/confusion_matrix"}
+    (event,) = events.Tensors(f"{split}/mistakes/text_summary")
+    rows = event.tensor_proto.string_val[0].decode().splitlines()[2:]
+    images, labels = tiny.data(13).tensors
+    with torch.no_grad():
+        probabilities = task.eval().net(images).softmax(1)
+    chosen = most_confident_mistakes(probabilities, labels, 3)
+    for row, index in zip(rows, chosen.tolist(), strict=True):
+        assert f"text \\*{index}\\* \\| &lt;b&gt;" in row
+        assert f"| {float(probabilities[index].max()):.3f} |" in row
+
+
+def test_a_datamodule_without_texts_still_has_its_matrix(tiny: Any, read_events: Any) -> None:
+    trainer = tiny.trainer(callbacks=[ClassificationReport()])
+    trainer.test(text_task(tiny), Texts(tiny).test_dataloader(), verbose=False)
+    events = read_events(trainer.log_dir)
+    assert set(events.Tags()["images"]) == {"test/confusion_matrix"}
+    assert "test/mistakes/text_summary" not in events.Tags()["tensors"]
 
 
 def test_short_fits_draw_only_their_last_validation(tiny: Any, read_events: Any) -> None:

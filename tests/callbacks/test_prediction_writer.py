@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from callbacks.prediction_writer import PredictionWriter, header, merge_parts, prediction_rows
+from callbacks.prediction_writer import PredictionWriter, header, merge_parts, prediction_rows, sort_part
 
 NAMES = ["plain.jpg", "comma, in.jpg", 'quo"te.jpg', "new\nline.jpg", "größe 猫.jpg", "bad\udcff.jpg"]
 
@@ -50,6 +50,38 @@ def test_file_holds_every_sample_under_its_name(tiny: Any, capsys: pytest.Captur
     assert [float(row[2]) for row in rows] == pytest.approx(probabilities.amax(1).tolist(), abs=1e-5)
     assert str(path) in capsys.readouterr().out
     assert [p.name for p in path.parent.iterdir() if "predictions" in p.name] == ["predictions.csv"]
+
+
+def test_samples_may_come_in_any_order(tiny: Any, tmp_path: Path) -> None:
+    """Texts come sorted by length."""
+    images, order = torch.randn(6, 1, 4, 4), torch.tensor([4, 0, 5, 2, 1, 3])
+
+    class Sorted(Data):
+        name_column = "text"
+
+        def predict_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(TensorDataset(images[order], order), batch_size=4)
+
+    target = tmp_path / "out.csv"
+    task = tiny.Task()
+    trainer = tiny.trainer(callbacks=[PredictionWriter(path=str(target))], logger=False)
+    trainer.predict(task, datamodule=Sorted(images), return_predictions=False)
+    first, *rows = read(target)
+    assert first[:2] == ["text", "label"]
+    assert [row[0] for row in rows] == NAMES
+    with torch.no_grad():
+        assert [row[1] for row in rows] == [task.class_names[i] for i in task.eval().net(images).argmax(1)]
+
+
+def test_a_share_in_order_is_not_written_again(tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.write_text('0,a\r\n2,"b\nc"\r\n')
+    before = part.stat()
+    sort_part(part)
+    assert part.stat().st_mtime_ns == before.st_mtime_ns
+    part.write_text('2,"b\nc"\r\n0,a\r\n')
+    sort_part(part)
+    assert read(part) == [["0", "a"], ["2", "b\nc"]]
 
 
 def test_samples_without_a_prediction_are_told(tiny: Any, tmp_path: Path) -> None:

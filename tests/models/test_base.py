@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import LearningRateFinder
 from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.tuner import Tuner
 from torch import nn
 from torch.optim import SGD, AdamW
@@ -87,6 +88,47 @@ def test_resuming_works_with_weights_only(tiny: Any, trainer: Callable[..., pl.T
     more = trainer(max_epochs=2)
     more.fit(tiny.Task(tiny.Net(), **options()), tiny.loader(), ckpt_path=tmp_path / "task.ckpt", weights_only=True)
     assert more.global_step == 6
+
+
+# --- Clipping
+
+
+class Norms(pl.Callback):
+    """The norm of the gradients at each optimizer step, after the clipping."""
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
+        if not isinstance(trainer.precision_plugin, MixedPrecision):
+            return
+        wrapped = pl_module.configure_gradient_clipping
+
+        def clip(*args: Any, **kwargs: Any) -> None:
+            wrapped(*args, **kwargs)
+            gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
+            self.norms.append(float(torch.cat([g.flatten() for g in gradients]).norm()))
+
+        pl_module.configure_gradient_clipping = clip
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_fused_optimizers_gradients_are_clipped_under_bf16(
+    tiny: Any, trainer: Callable[..., pl.Trainer], fused: bool
+) -> None:
+    norms = Norms()
+    task = tiny.Task(tiny.Net(), optimizer=lambda groups: AdamW(groups, lr=0.1, fused=fused))
+    trainer(max_epochs=1, precision="bf16-mixed", gradient_clip_val=0.01, callbacks=[norms]).fit(task, tiny.loader())
+    assert norms.norms[-1] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_clipping_what_a_scaler_has_scaled_is_refused_in_words(tiny: Any, trainer: Callable[..., pl.Trainer]) -> None:
+    task = tiny.Task(tiny.Net(), optimizer=lambda groups: AdamW(groups, lr=0.1, fused=True))
+    plugin = MixedPrecision("16-mixed", "cpu")
+    runner = trainer(max_epochs=1, plugins=plugin, gradient_clip_val=0.01)
+    with pytest.raises(ValueError, match=r"gradient_clip_val \(0.01\) under 16-mixed needs .* not fused"):
+        runner.fit(task, tiny.loader())
+    assert runner.global_step == 0
 
 
 # --- Fitting
