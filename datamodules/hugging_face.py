@@ -76,11 +76,8 @@ class HuggingFaceDataModule(LabelledTextDataModule):
 
     def name_labels(self, samples: Samples) -> LabelNames:
         """Class names, in the data set's own order where it has one."""
-        names = super().name_labels(samples)
         feature = self.parts[self.names["train"]].features.get(self.label_column)
-        if hasattr(feature, "int2str"):
-            names.reorder(list(feature.names))
-        return names
+        return LabelNames(feature.names) if hasattr(feature, "int2str") else super().name_labels(samples)
 
 
 def load_parts(path: str, config_name: str | None, revision: str | None, *, alone: str) -> dict[str, Any]:

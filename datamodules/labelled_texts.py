@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 
 from datamodules.base import Split
-from datamodules.labels import LabelNames, label_text, to_number
+from datamodules.labels import LabelNames, label_text, name_labels, to_number
 from datamodules.splits import check_fraction, stratified_split
 from datamodules.table_files import Rows
 from datamodules.texts import TextDataModule, TextTable
@@ -38,6 +39,8 @@ class LabelledTextDataModule(TextDataModule):
         val_fraction: Share of the training rows that becomes val where no val rows are given.
         test_fraction: The same for test; 0: the val rows are the test rows too, with a warning.
         on_bad_row: A row without text or label ends the run (error), or is left out, counted and listed (skip).
+        class_names: The classes in label order. None: those of the training rows, which are read for them at once. The
+            command line gives a checkpoint's own when it predicts, which then needs no training rows.
         kwargs: Tokenizer, padding and loader options, see TextDataModule.
 
     Raises:
@@ -53,6 +56,7 @@ class LabelledTextDataModule(TextDataModule):
         val_fraction: float = 0.1,
         test_fraction: float = 0.1,
         on_bad_row: OnBadRow = "error",
+        class_names: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
         if on_bad_row not in ("error", "skip"):
@@ -65,10 +69,14 @@ class LabelledTextDataModule(TextDataModule):
             raise ValueError(f"val_fraction ({val_fraction}) + test_fraction ({test_fraction}) must be below 1")
         self.text_column, self.label_column, self.pair_column = text_column, label_column, pair_column
         self.on_bad_row = on_bad_row
-        # the classes must be known before the net is built, so the training rows are read here and kept
-        self.train_samples = self.take("train")
-        self.label_names = self.name_labels(self.train_samples)
+        # the classes must be known before the net is built
+        self.label_names = self.name_labels(self.train_samples) if class_names is None else LabelNames(class_names)
         super().__init__(class_names=self.label_names.names, **kwargs)
+
+    @cached_property
+    def train_samples(self) -> Samples:
+        """The usable training rows, read once."""
+        return self.take("train")
 
     def given_splits(self) -> list[Split]:
         """Splits that have rows of their own, train among them; every subclass has its own."""
@@ -80,7 +88,7 @@ class LabelledTextDataModule(TextDataModule):
 
     def name_labels(self, samples: Samples) -> LabelNames:
         """Class names of the training labels."""
-        return LabelNames(samples.labels, source=samples.source, column=self.label_column)
+        return name_labels(samples.labels, source=samples.source, column=self.label_column)
 
     def take(self, split: Split, *, labelled: bool = True) -> Samples:
         """The usable samples of a split that has rows of its own."""
@@ -119,8 +127,8 @@ class LabelledTextDataModule(TextDataModule):
             if index is None:
                 shown = ", ".join(self.class_names[:20]) + (", ..." if self.num_classes > 20 else "")
                 raise ValueError(
-                    f"{samples.source}, {samples.unit} {number}: the label {label!r} is in no training row; "
-                    f"those have {shown}"
+                    f"{samples.source}, {samples.unit} {number}: the label {label!r} is not among the training rows', "
+                    f"which are {shown}"
                 )
             labels.append(index)
         return TextTable(samples.texts, samples.pairs if self.pair_column else None, labels)

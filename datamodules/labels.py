@@ -22,47 +22,50 @@ def to_number(label: str) -> float | None:
 
 
 class LabelNames:
-    """Names of the classes, in label order: numbers by size, words by alphabet.
+    """Names of the classes, in label order.
 
-    Where every label is a number, 4, 4.0 and "4" are one class: a table that lacks a value elsewhere in the column
-    writes its whole numbers with a point.
+    Where every name is a number, 4, 4.0 and "4" are one class: a table with a gap in the column writes its whole
+    numbers with a point.
 
     Args:
-        labels: The training labels.
+        names: The names, each once.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self.numeric = all(to_number(name) is not None for name in names)
+        self._index = {name: index for index, name in enumerate(self.names)}
+
+    def index(self, label: str) -> int | None:
+        """The class of a label; None where it is none of them."""
+        return self._index.get(canonical(label) if self.numeric else label)
+
+
+def name_labels(labels: Sequence[str], *, source: str, column: str) -> LabelNames:
+    """The classes of training labels: numbers by size, words by alphabet.
+
+    Args:
+        labels: The labels.
         source: Where they come from, for errors.
         column: Name of their column, for errors.
 
     Raises:
         ValueError: There is but one class, or so many that the column holds no classes.
     """
+    distinct = set(labels)
+    numeric = all(to_number(label) is not None for label in distinct)
+    names = sorted({canonical(label) for label in distinct}, key=float) if numeric else sorted(distinct)
+    if len(names) < 2:
+        raise ValueError(f"{source}: column {column!r} has the one class {names}; there must be two at least")
+    if len(names) > 50 and len(names) > len(labels) / 2:
+        raise ValueError(
+            f"{source}: column {column!r} has {len(names):,} different values in {len(labels):,} rows "
+            f"(e.g. {names[0]!r}, {names[1]!r}): it does not hold classes"
+        )
+    return LabelNames(names)
 
-    def __init__(self, labels: Sequence[str], *, source: str, column: str) -> None:
-        distinct = set(labels)
-        self.numeric = all(to_number(label) is not None for label in distinct)
-        self.names = sorted({self.canonical(label) for label in distinct})
-        if self.numeric:
-            self.names.sort(key=float)
-        count = len(self.names)
-        if count < 2:
-            raise ValueError(f"{source}: column {column!r} has the one class {self.names}; there must be two at least")
-        if count > 50 and count > len(labels) / 2:
-            raise ValueError(
-                f"{source}: column {column!r} has {count:,} different values in {len(labels):,} rows "
-                f"(e.g. {self.names[0]!r}, {self.names[1]!r}): it does not hold classes"
-            )
-        self._index = {name: index for index, name in enumerate(self.names)}
 
-    def canonical(self, label: str) -> str:
-        """The one spelling of a label."""
-        number = to_number(label) if self.numeric else None
-        return label if number is None else str(int(number)) if number.is_integer() else str(number)
-
-    def index(self, label: str) -> int | None:
-        """The class of a label; None where no training row has it."""
-        return self._index.get(self.canonical(label))
-
-    def reorder(self, names: Sequence[str]) -> None:
-        """Take over an order of names that holds all of these, and maybe some that training lacks."""
-        assert set(self.names) <= set(names), (self.names, names)
-        self.names, self.numeric = list(names), False
-        self._index = {name: index for index, name in enumerate(self.names)}
+def canonical(label: str) -> str:
+    """The one spelling of a number."""
+    number = to_number(label)
+    return label if number is None else str(int(number)) if number.is_integer() else str(number)

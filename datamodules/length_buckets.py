@@ -13,8 +13,8 @@ class LengthBucketSampler(DistributedSampler):
     """Shuffled indices of which every run of `batch_size` has samples of like length.
 
     All indices are shuffled, cut into pools of 100 batches, sorted by length within each pool, and the batches that
-    result are shuffled. An epoch's order depends on the seed and the epoch alone. Several ranks share each pool, so that
-    the batches of one step are of like length on all of them and no rank waits for another. It is a
+    result are shuffled. An epoch's order depends on the seed and the epoch alone. Several ranks share each pool, so
+    that the batches of one step are of like length on all of them and none waits for another. It is a
     `DistributedSampler` even on one rank: Lightning then tells it the epoch and puts no other in its place.
 
     Args:

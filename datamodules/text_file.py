@@ -20,6 +20,7 @@ class TextFileDataModule(LabelledTextDataModule):
         predict_path: Texts to predict; needs no labels, and may be a .txt file with a text a line. None: the test rows.
         encoding: Of text files. A byte order mark at the start of a file counts for more.
         delimiter: Between cells. None: a comma, in .tsv files a tab.
+        class_names: See LabelledTextDataModule; with predict_path no other file is needed then.
         kwargs: Columns, bad rows and splits, see LabelledTextDataModule.
 
     Raises:
@@ -35,15 +36,17 @@ class TextFileDataModule(LabelledTextDataModule):
         predict_path: str | None = None,
         encoding: str = "utf-8",
         delimiter: str | None = None,
+        class_names: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
         given: dict[Split, str | None] = {"val": val_path, "test": test_path, "predict": predict_path}
         self.paths = find_files(Path(path)) | {split: Path(name) for split, name in given.items() if name is not None}
         self.encoding, self.delimiter = encoding, delimiter
-        for file in self.paths.values():
-            if not file.is_file():
+        needed = {"predict"} if class_names is not None and predict_path is not None else set(self.paths)
+        for split, file in self.paths.items():
+            if split in needed and not file.is_file():
                 raise ValueError(f"there is no file {file.absolute()}")
-        super().__init__(**kwargs)
+        super().__init__(class_names=class_names, **kwargs)
 
     def given_splits(self) -> list[Split]:
         """Splits with a file."""

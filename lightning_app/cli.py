@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -67,6 +67,7 @@ class AppCLI(LightningCLI):
         self.run_name = run_name(self.argv)
         keep_null_in_nested_arguments()
         self.facts: dict[str, Any] = {}  # what the links took from the data
+        self.recorded: dict[str, Any] = {}  # the hyperparameters of the checkpoint
         super().__init__(
             args=self.argv,
             parser_class=AppParser,
@@ -116,14 +117,13 @@ class AppCLI(LightningCLI):
         if config.ckpt_path in KEYWORDS:
             root = config.trainer.default_root_dir or "logs"
             config.ckpt_path = str(newest_checkpoint(config.ckpt_path, Path(root) / self.run_name))
-        recorded = (
-            read_checkpoint(config.ckpt_path).get("hyper_parameters", {}) if os.path.isfile(config.ckpt_path) else {}
-        )
+        if os.path.isfile(config.ckpt_path):
+            self.recorded = read_checkpoint(config.ckpt_path).get("hyper_parameters", {})
         if not Path(config.ckpt_path).exists() and config.ckpt_path != "hpc" and "://" not in config.ckpt_path:
             raise ValueError(f"--ckpt_path: there is no checkpoint {config.ckpt_path}")
         current = config.model.as_dict() if isinstance(config.model, Namespace) else {}
         linked = {f"{target}.{fact}".replace("init_args.", "").removeprefix("model.") for fact, target in LINKS}
-        if differing := describe_differences(recorded, current, ignore=linked):
+        if differing := describe_differences(self.recorded, current, ignore=linked):
             print(f"{config.ckpt_path} was made with other hyperparameters; the command line's are used:")
             print("\n".join(f"  {line}" for line in differing), flush=True)
 
@@ -138,6 +138,8 @@ class AppCLI(LightningCLI):
             )
 
         give_tokenizer(self.config[self.requested])
+        if self.requested != "fit":
+            give_class_names(self.config[self.requested], self.recorded)
 
     def instantiate_classes(self) -> None:
         """Instantiate, then check what the links from data to net did."""
@@ -161,11 +163,19 @@ class AppCLI(LightningCLI):
         """An explicit value that contradicts the data is an error; a link that reached nothing is a warning.
 
         Raises:
-            ValueError: On a contradiction, or where neither the data nor the configuration gives a needed fact.
+            ValueError: On a contradiction, also between the classes of data and checkpoint, or where neither the data
+                nor the configuration gives a needed fact.
         """
         if not config.data:
             return
         data = config.data.class_path.rsplit(".", 1)[-1]
+        names, recorded = self.facts.get("class_names"), self.recorded.get("class_names")
+        if names is not None and recorded is not None and list(names) != list(recorded):
+            raise ValueError(
+                f"{config.ckpt_path} knows the classes {describe(recorded)}, and {data} has {describe(names)}: a label "
+                "would mean another class (to start from its weights: --model.net.pretrained FILE in the place of "
+                "--ckpt_path)"
+            )
         for (fact, target), given in explicit.items():
             accepted = target in config and f"{target}.{fact}" in config
             option = f"--{target.replace('.init_args', '')}.{fact}"
@@ -198,12 +208,24 @@ class AppCLI(LightningCLI):
         self.trainer.predict(return_predictions=bool(return_predictions), **kwargs)
 
 
+def describe(names: Sequence[str]) -> str:
+    """Class names, the first few of many."""
+    return f"{len(names)}, " + ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+
+
 def give_tokenizer(config: Namespace) -> None:
     """Texts are tokenised as the encoder was trained to read them, unless a tokenizer is given."""
     if not config.data or "tokenizer" not in config.data.get("init_args", {}):
         return
     if config.data.init_args.tokenizer is None:
         config.data.init_args.tokenizer = config.get(f"{NET}.model_name")
+
+
+def give_class_names(config: Namespace, recorded: dict[str, Any]) -> None:
+    """A checkpoint knows its classes: what predicts with it need not have the training data."""
+    options = config.data.get("init_args", {}) if config.data else {}
+    if "class_names" in options and options["class_names"] is None:
+        options["class_names"] = recorded.get("class_names")
 
 
 def build(argv: list[str]) -> AppCLI:

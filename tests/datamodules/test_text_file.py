@@ -171,7 +171,8 @@ def test_a_label_that_training_lacks_is_named(load: Any, tmp_path: Path) -> None
     val = write(tmp_path / "val.csv", [["a film", "good"], ["a plot", "Good"]])
     data = load(reviews(), val_path=str(val))
     with pytest.raises(
-        ValueError, match=r"val\.csv, line 3: the label 'Good' is in no training row; .*bad, good, so so"
+        ValueError,
+        match=r"val\.csv, line 3: the label 'Good' is not among the training rows', which are bad, good",
     ):
         data.setup("fit")
 
@@ -188,6 +189,15 @@ def test_predictions_need_no_label(load: Any, tmp_path: Path) -> None:
     data = load(predict_path=str(lines))
     data.setup("predict")
     assert data.predict_names == ["one", "two"]
+
+
+def test_predictions_need_no_training_rows_where_the_classes_are_given(load: Any, tmp_path: Path) -> None:
+    new = write(tmp_path / "new.csv", [["it was good"]], ("text",))
+    data = load(name="gone.csv", predict_path=str(new), class_names=["x", "a"])
+    data.setup("predict")
+    assert (data.class_names, data.num_classes, data.predict_names) == (["x", "a"], 2, ["it was good"])
+    with pytest.raises(ValueError, match=r"there is no file .*gone\.csv"):
+        load(name="gone.csv", class_names=["x", "a"])
 
 
 @pytest.mark.parametrize(

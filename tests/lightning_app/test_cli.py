@@ -36,6 +36,70 @@ def error_line(capsys: pytest.CaptureFixture[str], argv: list[str]) -> str:
     return lines[-1]
 
 
+# --- classes and checkpoints
+
+
+def texts(path: Path, labels: tuple[str, str]) -> Path:
+    path.write_text("\n".join(["text,label", *(f"a {labels[i % 2]} film {i},{labels[i % 2]}" for i in range(40))]))
+    return path
+
+
+def test_a_checkpoint_is_not_used_on_other_classes(
+    in_tmp: Path, tiny_tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many classes with other names would go unnoticed: every shape fits."""
+    config = "{model_type: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32}"
+    argv = [
+        "--config=configs/text_file.yaml",
+        "--config=configs/overlay/debug.yaml",
+        f"--data.tokenizer={tiny_tokenizer}",
+    ]
+    argv += ["--model.net.model_name=null", f"--model.net.config={config}"]
+    first, other = texts(in_tmp / "a.csv", ("bad", "good")), texts(in_tmp / "b.csv", ("no", "yes"))
+    assert run(["fit", *argv, f"--data.path={first}"]) == 0
+    checkpoint = f"--ckpt_path={in_tmp / 'logs/text_file/version_0/checkpoints/best.ckpt'}"
+    line = error_line(capsys, ["fit", *argv, f"--data.path={other}", checkpoint])
+    assert "knows the classes 2, 'bad', 'good', and TextFileDataModule has 2, 'no', 'yes'" in line
+    assert "--model.net.pretrained FILE" in line
+    line = error_line(capsys, ["test", checkpoint, f"--data.path={other}"])
+    assert "b.csv, line 2: the label 'no' is not among the training rows', which are bad, good" in line
+    # a test file that lacks a class is read with the checkpoint's classes, and a prediction needs no training file
+    (in_tmp / "good.csv").write_text("text,label\na film,good\n")
+    assert run(["test", checkpoint, f"--data.test_path={in_tmp / 'good.csv'}"]) == 0
+    first.unlink()
+    assert run(["predict", checkpoint, f"--data.predict_path={in_tmp / 'good.csv'}"]) == 0
+    (predictions,) = in_tmp.glob("logs/text_file/*/predictions.csv")
+    assert predictions.read_text().splitlines()[0] == "text,label,probability,label_2,probability_2"
+
+
+@pytest.mark.usefixtures("minilm")
+def test_the_tokenizer_is_the_encoders(tiny_tokenizer: str, tmp_path: Path) -> None:
+    path = texts(tmp_path / "a.csv", ("bad", "good"))
+    argv = ["fit", "--config=configs/text_file.yaml", f"--data.path={path}"]
+    cli = build([*argv, "--model.net.pretrained=false"])
+    assert cli.datamodule.vocab_size == cli.model.net.encoder.config.vocab_size == 30_522
+    sizes = "hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32"
+    other = ["--model.net.model_name=null", f"--model.net.config={{model_type: bert, {sizes}}}"]
+    cli = build([*argv, *other, f"--data.tokenizer={tiny_tokenizer}"])
+    assert cli.datamodule.vocab_size == cli.model.net.encoder.config.vocab_size < 200
+
+
+@pytest.mark.usefixtures("minilm")
+def test_texts_longer_than_the_encoder_has_positions_are_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = texts(tmp_path / "a.csv", ("bad", "good"))
+    argv = ["fit", "--config=configs/text_file.yaml", f"--data.path={path}", "--model.net.pretrained=false"]
+    line = error_line(capsys, [*argv, "--data.max_length=513"])
+    assert "max_length (513) is more than the encoder's 512 positions" in line
+
+
+@pytest.mark.usefixtures("minilm")
+def test_images_and_an_encoder_of_texts_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
+    line = error_line(capsys, ["fit", "--config=configs/vision.yaml", "--model=configs/model/text_minilm.yaml"])
+    assert "DigitsDataModule tells no vocab_size" in line
+
+
 # --- what a run leaves behind
 
 
