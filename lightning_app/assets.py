@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -96,27 +96,44 @@ def fetch(name: str) -> Path:
     if name not in ASSETS:
         raise ValueError(f"there is no asset {name!r}; there are {', '.join(ASSETS)}")
     asset, folder = ASSETS[name], cache_folder() / name
-    if _complete(folder, asset):
-        return folder
+
+    def unpack(new: Path) -> None:
+        with TemporaryDirectory(dir=folder.parent, prefix=".archive-") as place:
+            _unpack(_download(asset, Path(place)), asset, new)
+
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(f".{name}.lock")), TemporaryDirectory(dir=folder.parent, prefix=".new-") as new:
-            if not _complete(folder, asset):  # else another process fetched it meanwhile
-                archive = _download(asset, Path(new))
-                _unpack(archive, asset, Path(new) / name)
-                shutil.rmtree(folder, ignore_errors=True)  # a damaged one
-                os.replace(Path(new) / name, folder)
+        return build_once(folder, unpack, files=asset.members)
     except OSError as error:
         raise ValueError(
             f"{name} can't be put into {folder} ({error}): free space there, or name another folder in the environment "
             "variable ASSETS_DIR"
         ) from error
+
+
+def build_once(folder: Path, build: Callable[[Path], None], *, files: Iterable[str] = ()) -> Path:
+    """A folder that appears whole or not at all, built by one of the processes that want it while the others wait.
+
+    Args:
+        folder: Where it shall be; returned at once where it is.
+        build: Fills an empty folder.
+        files: Files that it must have, none of them empty, or it is built again.
+    """
+
+    def complete() -> bool:
+        return folder.is_dir() and all((folder / name).is_file() and (folder / name).stat().st_size for name in files)
+
+    if complete():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(f".{folder.name}.lock")
+    with _locked(lock), TemporaryDirectory(dir=folder.parent, prefix=".new-") as place:
+        if not complete():  # else another process has built it meanwhile
+            new = Path(place) / folder.name
+            new.mkdir()
+            build(new)
+            shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+            os.replace(new, folder)
     return folder
-
-
-def _complete(folder: Path, asset: Asset) -> bool:
-    """Whether all files are there; the folder itself only ever appears whole."""
-    return all((folder / name).is_file() and (folder / name).stat().st_size for name in asset.members)
 
 
 def _download(asset: Asset, folder: Path) -> Path:
@@ -151,12 +168,11 @@ def _download(asset: Asset, folder: Path) -> Path:
 
 
 def _unpack(archive: Path, asset: Asset, folder: Path) -> None:
-    """Write the named members, and nothing else, into a new folder.
+    """Write the named members, and nothing else, into an empty folder.
 
     Raises:
         ValueError: A member is missing.
     """
-    folder.mkdir()
     for name, member in asset.members.items():
         with _open_member(archive, member) as source, (folder / name).open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
