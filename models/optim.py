@@ -15,6 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from models.muon import BatchedMuon
+
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 Shape = Literal["constant", "linear", "cosine", "one_cycle"]
 
@@ -268,7 +270,7 @@ class MuonAdamW(Optimizer):
         if not muon:
             raise ValueError("MuonAdamW needs a hidden matrix and this net has none; use torch.optim.AdamW")
         with _as_matrices(muon):
-            self.parts: list[Optimizer] = [torch.optim.Muon(muon, lr=lr, momentum=momentum, weight_decay=weight_decay)]
+            self.parts: list[Optimizer] = [BatchedMuon(muon, lr=lr, momentum=momentum, weight_decay=weight_decay)]
         if adamw:
             self.parts.append(torch.optim.AdamW(adamw, lr=adamw_lr, betas=betas, weight_decay=weight_decay))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
