@@ -2,6 +2,7 @@
 
 from datamodules.base import BaseDataModule
 from datamodules.cifar10 import CIFAR10DataModule
+from datamodules.corpus import CorpusDataModule
 from datamodules.digits import DigitsDataModule
 from datamodules.fashion_mnist import FashionMNISTDataModule
 from datamodules.hugging_face import HuggingFaceDataModule
@@ -15,6 +16,7 @@ from datamodules.texts import TextDataModule
 __all__ = [
     "BaseDataModule",
     "CIFAR10DataModule",
+    "CorpusDataModule",
     "DigitsDataModule",
     "FashionMNISTDataModule",
     "HuggingFaceDataModule",

@@ -1,6 +1,7 @@
 """Labelled texts in named columns, whatever they were read from: bad rows, class names, splits."""
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -78,13 +79,13 @@ class LabelledTextDataModule(TextDataModule):
         """The usable training rows, read once."""
         return self.take("train")
 
+    @abstractmethod
     def given_splits(self) -> list[Split]:
-        """Splits that have rows of their own, train among them; every subclass has its own."""
-        raise NotImplementedError
+        """Splits that have rows of their own, train among them."""
 
+    @abstractmethod
     def rows(self, split: Split, columns: list[str]) -> Rows:
-        """The rows of a split; every subclass has its own."""
-        raise NotImplementedError
+        """The rows of a split."""
 
     def name_labels(self, samples: Samples) -> LabelNames:
         """Class names of the training labels."""

@@ -1,6 +1,7 @@
 """What text datamodules share: the tokenizer, the facts, the splits as tokens, batches of like length."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -45,7 +46,7 @@ class TextTable:
         return self.texts[index] if self.pairs is None else f"{self.texts[index]} | {self.pairs[index]}"
 
 
-class TextDataModule(BaseDataModule):
+class TextDataModule(BaseDataModule, ABC):
     """Tokenises the splits that a subclass reads, and pads them batch by batch.
 
     Args:
@@ -89,9 +90,9 @@ class TextDataModule(BaseDataModule):
         self.tables: dict[Split, TextTable] = {}
         self.collate_fn = collate_texts
 
+    @abstractmethod
     def read_splits(self) -> dict[Split, TextTable]:
-        """Tables of train, val and test; every subclass has its own."""
-        raise NotImplementedError
+        """Tables of train, val and test."""
 
     def read_predict(self) -> TextTable:
         """What is to be predicted: the test texts, where a subclass knows of nothing else."""

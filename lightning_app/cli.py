@@ -36,6 +36,8 @@ LINKS = [
     ("max_length", NET),
     ("image_size", TASK),
     ("class_names", TASK),
+    ("tokenizer_json", TASK),
+    ("bytes_per_token", TASK),
     ("mean", TASK),
     ("std", TASK),
 ]

@@ -4,7 +4,8 @@ Every task is imported here because a checkpoint is only reloaded when the class
 """
 
 from models.base import Task
+from models.language_model import LanguageModel
 from models.text_classifier import TextClassifier
 from models.vision_classifier import VisionClassifier
 
-__all__ = ["Task", "TextClassifier", "VisionClassifier"]
+__all__ = ["LanguageModel", "Task", "TextClassifier", "VisionClassifier"]
