@@ -4,6 +4,7 @@ Source: C.J. Hutto, E. Gilbert, VADER: A Parsimonious Rule-based Model for Senti
 ICWSM 2014 (MIT licence). Each has the mean of about twenty ratings.
 """
 
+import codecs
 import io
 import random
 import tarfile
@@ -28,8 +29,9 @@ FRACTIONS: dict[Split, float] = {"train": 0.8, "val": 0.1, "test": 0.1}
 class SentimentDataModule(TextDataModule):
     """Sentences as negative (mean rating <= -0.5), positive (>= 0.5) or neutral.
 
-    Split 80/10/10 for each domain by what a sentence was cut from (a review, an editorial; a tweet stands for itself),
-    so that parts of one never straddle a split.
+    Split 80/10/10 for each domain by what a sentence was cut from, so that parts of one product review or editorial
+    never straddle a split. Tweets stand for themselves, and so do movie sentences: their source does not tell which
+    review each came from.
 
     Args:
         domains: Which of movies, amazon, news and tweets.
@@ -101,15 +103,20 @@ def read_sentences(content: bytes, name: str) -> list[tuple[str, float, str]]:
     """Identifier, mean rating and text of every line.
 
     Raises:
-        ValueError: A line is not of three cells, the second a number; the file and the line are named.
+        ValueError: A line is not UTF-8 or not of three cells, the second from -4 to 4; file and line are named.
     """
     sentences = []
-    text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="\n")
-    for number, line in enumerate(text, start=1):
-        cells = line.rstrip("\r\n").split("\t")
+    for number, line in enumerate(io.BytesIO(content.removeprefix(codecs.BOM_UTF8)), start=1):
+        line = line.rstrip(b"\r\n")
         try:
-            identifier, rating, sentence = cells
-            sentences.append((identifier, float(rating), sentence))
-        except ValueError as error:
-            raise ValueError(f"{name}, line {number}: expected identifier, rating and text, found {cells}") from error
+            identifier, cell, sentence = line.decode().split("\t")
+            rating = float(cell)
+        except ValueError as error:  # of UTF-8 too
+            found = line.decode(errors="backslashreplace").split("\t")
+            raise ValueError(
+                f"{name}, line {number}: expected identifier, rating and text, in UTF-8, found {found}"
+            ) from error
+        if not -4 <= rating <= 4:  # nor NaN, which would pass for neutral
+            raise ValueError(f"{name}, line {number}: the rating ({cell}) must be from -4 to 4")
+        sentences.append((identifier, rating, sentence))
     return sentences

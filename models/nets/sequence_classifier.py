@@ -26,11 +26,8 @@ class SequenceClassifier(nn.Module):
         self, *, num_classes: int, vocab_size: int, max_length: int = 256, dropout: float = 0.1, **kwargs: Any
     ) -> None:
         super().__init__()
-        if kwargs.get("causal"):
-            raise ValueError("causal (True) must be false: a classifier reads in both directions")
-        options = kwargs | {"causal": False, "tie_embeddings": True}
         self.transformer = EfficientTransformer(
-            vocab_size=vocab_size, max_length=max_length, dropout=dropout, **options
+            vocab_size=vocab_size, max_length=max_length, dropout=dropout, causal=False, tie_embeddings=True, **kwargs
         )
         del self.transformer.head  # over the vocabulary
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(self.transformer.embed_dim, num_classes))

@@ -22,12 +22,13 @@ FAKE_PIP = """#!{python} -S
 import os, shutil, sys, time
 with open({log!r}, "a") as log:
     log.write(" ".join(sys.argv[1:]) + "\\n")
-if {fails}:
-    print("ERROR: Could not find a version that satisfies the requirement", file=sys.stderr)
+if {fails!r}:
+    print({fails!r}, file=sys.stderr)
     sys.exit(1)
 time.sleep({seconds})
 shutil.copy({archive!r}, sys.argv[sys.argv.index("--dest") + 1])
 """
+NO_SUCH = "ERROR: Could not find a version that satisfies the requirement"
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def toy(tmp_path: Path, archives: dict[str, Path], monkeypatch: pytest.MonkeyPat
     """`toy(kind, ...)` makes an asset "toy" and a pip that hands out its archive; returns the pip's log."""
     monkeypatch.setenv("ASSETS_DIR", str(tmp_path / "cache"))
 
-    def make(kind: str = "wheel", *, fails: bool = False, seconds: float = 0.0, **changes: Any) -> Path:
+    def make(kind: str = "wheel", *, fails: str = "", seconds: float = 0.0, **changes: Any) -> Path:
         archive, log, pip = archives[kind], tmp_path / "pip.log", tmp_path / "fake_python"
         code = FAKE_PIP.format(python=PYTHON, log=str(log), fails=fails, seconds=seconds, archive=str(archive))
         pip.write_text(code)
@@ -87,7 +88,7 @@ def test_the_named_members_are_unpacked_and_nothing_else(toy: Any, kind: str, tm
 def test_a_warm_cache_needs_no_index(toy: Any) -> None:
     toy()
     folder = fetch("toy")
-    log = toy(fails=True)
+    log = toy(fails=NO_SUCH)
     before = log.read_text()
     start = time.perf_counter()
     assert fetch("toy") == folder
@@ -128,9 +129,21 @@ def test_another_archive_than_the_pinned_one_is_refused(toy: Any) -> None:
         fetch("toy")
 
 
-def test_without_an_index_the_way_out_is_told(toy: Any, tmp_path: Path) -> None:
-    toy(fails=True)
-    with pytest.raises(ValueError, match=r"pip can't fetch toy==1\.0 \(Could not find .*`make assets`") as caught:
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (NO_SUCH, "Could not find a version that satisfies the requirement"),
+        (f"WARNING: Retrying after connection broken by 'NewConnectionError'\n{NO_SUCH}\nERROR: No", "Could not find"),
+        (
+            "ERROR: Exception:\nTraceback:\n  raise\nOSError: [Errno 28] No space left\n",
+            r"OSError: \[Errno 28\] No space",
+        ),
+        ("python: No module named pip", "python: No module named pip"),
+    ],
+)
+def test_what_pip_failed_on_and_the_way_out_are_told(toy: Any, output: str, reason: str, tmp_path: Path) -> None:
+    toy(fails=output)
+    with pytest.raises(ValueError, match=rf"pip can't fetch toy==1\.0 \({reason}.*`make assets`") as caught:
         fetch("toy")
     assert str(tmp_path / "cache") in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -197,8 +210,10 @@ def test_a_killed_process_leaves_nothing_that_counts(
     process.kill()
     process.wait()
     assert not (cache_folder() / "toy").exists()
+    assert len(list(cache_folder().glob(".toy.new-*"))) == 1
     toy()
     assert (fetch("toy") / "one.txt").read_text() == "content of one.txt"
+    assert sorted(path.name for path in cache_folder().iterdir()) == [".toy.lock", "toy"]  # nor what it left
 
 
 def test_the_real_sentences_come_from_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
