@@ -15,7 +15,7 @@ from lightning_app.assets import resolve_model
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CHUNK = 10_000  # texts tokenised at a time; the tokenizer uses every core for them
+CHUNK = 1000  # texts tokenised at a time, on every core; some 100 bytes per token while they are
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
@@ -79,12 +79,10 @@ class TokenizedTexts(Dataset[dict[str, Tensor]]):
         tokens: list[Tensor] = []
         types: list[Tensor] = []
         starts = range(0, len(texts), CHUNK)
-        for start in tqdm(starts, desc="tokenising", unit="chunk", disable=len(starts) < 5, leave=False):
+        for start in tqdm(starts, desc="tokenising", unit="chunk", disable=len(starts) < 50, leave=False):
             part = slice(start, start + CHUNK)
-            encoded = tokenizer(
-                list(texts[part]), list(pairs[part]) if pairs else None, truncation=True, max_length=max_length
-            )
-            self.num_truncated += _count_truncated(encoded, tokenizer, texts[part], pairs[part] if pairs else None)
+            encoded, num_truncated = _encode(tokenizer, texts[part], pairs[part] if pairs else None, max_length)
+            self.num_truncated += num_truncated
             tokens += [torch.tensor(ids, dtype=torch.int32) for ids in encoded["input_ids"]]
             types += [torch.tensor(ids, dtype=torch.int8) for ids in encoded.get("token_type_ids", ())]
         # two long tensors in place of many small ones: workers share them without a copy
@@ -133,9 +131,32 @@ def collate_texts(batch: Any) -> Any:
     return batch
 
 
-def _count_truncated(encoded: Any, tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None) -> int:
-    if encoded.encodings is not None:
-        return sum(bool(encoding.overflowing) for encoding in encoded.encodings)
-    # a tokenizer in plain Python keeps no record of what it cut
-    whole = tokenizer(list(texts), list(pairs) if pairs else None, verbose=False)["input_ids"]
-    return sum(len(cut) < len(ids) for cut, ids in zip(encoded["input_ids"], whole, strict=True))
+def _encode(
+    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
+) -> tuple[dict[str, list[list[int]]], int]:
+    """Token and type ids of at most `max_length` per sample, and how many samples were cut for that."""
+    inputs = list(texts), list(pairs) if pairs else None
+    whole = tokenizer(*inputs, verbose=False)
+    long = [row for row, ids in enumerate(whole["input_ids"]) if len(ids) > max_length]
+    encoded = {name: whole[name] for name in ("input_ids", "token_type_ids") if name in whole}
+    if long and whole.encodings is None:  # a tokenizer in plain Python does not tell which tokens are special
+        cut = tokenizer(*inputs, truncation=True, max_length=max_length)
+        return {name: cut[name] for name in encoded}, len(long)
+    # a compiled one would cut as well, but keeps what it cut: of a pair, each piece of one text with each of the other
+    for row in long:
+        kept = _kept_positions(whole.sequence_ids(row), max_length, from_start=tokenizer.truncation_side == "right")
+        for values in encoded.values():
+            values[row] = [values[row][position] for position in kept]
+    return encoded, len(long)
+
+
+def _kept_positions(sides: Sequence[int | None], max_length: int, *, from_start: bool) -> list[int]:
+    """Where the tokens are that stay: all special ones (None), and of the longer of two texts no more than needed."""
+    first, second = ([position for position, side in enumerate(sides) if side == text] for text in (0, 1))
+    special = [position for position, side in enumerate(sides) if side is None]
+    room = max_length - len(special)
+    shorter = min(len(first), len(second), room // 2)
+    count = shorter if len(first) <= len(second) else room - shorter
+    if not from_start:
+        return sorted(special + first[len(first) - count :] + second[len(second) - (room - count) :])
+    return sorted(special + first[:count] + second[: room - count])

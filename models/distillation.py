@@ -12,6 +12,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.nets.lora import merge_lora
 from models.nets.pretrained import without_pretrained_weights
 
 # B batch, K classes, T tokens, D width, C channels
@@ -44,7 +45,7 @@ class Distillation:
             raise ValueError(f"distillation.hidden_weight ({self.hidden_weight}) must not be negative")
 
 
-def load_teacher(path: str, class_names: list[str]) -> LightningModule:
+def load_teacher(path: str, class_names: list[str]) -> Any:
     """The trained task of a checkpoint, in eval mode and without gradients.
 
     Raises:
@@ -52,13 +53,14 @@ def load_teacher(path: str, class_names: list[str]) -> LightningModule:
     """
     try:
         with without_pretrained_weights():
-            teacher = LightningModule.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+            teacher: Any = LightningModule.load_from_checkpoint(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"distillation.teacher: {path} can't be loaded as a checkpoint of ours ({reason})") from error
     names = getattr(teacher, "class_names", None)
     if names != class_names:
         raise ValueError(f"distillation.teacher: {path} knows the classes {names}, and the data has {class_names}")
+    merge_lora(teacher.net)  # so that its layers are named, and shaped, as a plain net's
     return teacher.eval().requires_grad_(False)
 
 
@@ -73,8 +75,8 @@ def initialise_from(student: Any, teacher: Any) -> None:
     Raises:
         ValueError: A net declares no stages, or a stage does not fit; it is named.
     """
-    pairs = [("the head", [student.head], [teacher.head])]
     ours, theirs = _stages(student), _stages(teacher)
+    pairs = [("the head", [student.head], [teacher.head])]
     for index, match in enumerate(match_stages(len(ours), len(theirs))):
         pairs.append((f"stage {index}", ours[index], theirs[match]))
     for name, to, source in pairs:
@@ -90,8 +92,14 @@ class Distiller:
 
     def __init__(self, options: Distillation, student: nn.Module, class_names: list[str]) -> None:
         self.options = options
-        self.teacher: Any = load_teacher(options.teacher, class_names).net
+        self.teacher = load_teacher(options.teacher, class_names).net
         self.student = student
+        ours, theirs = (getattr(net, "vocab_size", None) for net in (student, self.teacher))
+        if None not in (ours, theirs) and ours != theirs:
+            raise ValueError(
+                f"distillation.teacher: {options.teacher} knows {theirs:,} tokens, and the student {ours:,}: they need "
+                "one tokenizer"
+            )
         if options.hidden_weight:
             _stages(student), _stages(self.teacher)
 
@@ -122,16 +130,18 @@ class Distiller:
 
 
 class Record:
-    """The outputs of a net's stages while the context is open."""
+    """The outputs of a net's stages while the context is open: for each that of its module which runs last."""
 
     def __init__(self, net: Any, active: bool) -> None:
-        self.modules = [stage[-1] for stage in _stages(net)] if active else []
-        self.states: list[Tensor] = [torch.empty(0)] * len(self.modules)
+        self.stages = _stages(net) if active else []
+        self.states: list[Tensor] = [torch.empty(0)] * len(self.stages)
 
     def __enter__(self) -> "Record":
+        # the order in a stage is that of declaration: rotary positions stand behind the layers, and run before them
         self.handles = [
             module.register_forward_hook(lambda _, __, output, index=index: self.keep(index, output))
-            for index, module in enumerate(self.modules)
+            for index, stage in enumerate(self.stages)
+            for module in stage
         ]
         return self
 

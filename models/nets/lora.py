@@ -37,12 +37,14 @@ def add_lora(net: nn.Module, options: LoRA) -> None:
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
+        from transformers.pytorch_utils import Conv1D  # a linear layer, as GPT-2 has them
     except ModuleNotFoundError as error:
         raise ImportError('lora needs the package peft: pip install ".[text]"') from error
-    linear = sorted({name.split(".")[-1] for name, module in net.named_modules() if isinstance(module, nn.Linear)})
+    paths = [path for path, module in net.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
+    linear = sorted({path.split(".")[-1] for path in paths})
     targets = list(options.target_modules) or linear
-    if unknown := [name for name in targets if not any(_ends_with(full, name) for full, _ in net.named_modules())]:
-        raise ValueError(f"lora.target_modules {unknown} match no layer; linear layers are called {linear}")
+    if unknown := [name for name in targets if not any(_ends_with(path, name) for path in paths)]:
+        raise ValueError(f"lora.target_modules {unknown} match no linear layer; they are called {linear}")
     config = LoraConfig(
         r=options.rank, lora_alpha=options.alpha, lora_dropout=options.dropout, target_modules=targets, bias="none"
     )

@@ -66,6 +66,9 @@ class TextEncoder(nn.Module):
         settings = make_config(model_name, dict(config or {}), vocab_size)
         self.pooling = pooling
         self.encoder = make_encoder(model_name if pretrained is True else None, settings)
+        accepted = inspect.signature(self.encoder.forward).parameters
+        if "input_ids" not in accepted or not hasattr(settings, "hidden_size"):
+            raise ValueError(f"{model_name or settings.model_type!r} is no encoder of text")
         if getattr(self.encoder, "pooler", None) is not None:
             self.encoder.pooler = None  # never used here, and DDP refuses parameters without gradients
         if pooling == "cls" and not first_token_sees_the_others(self.encoder):
@@ -80,8 +83,8 @@ class TextEncoder(nn.Module):
         self.layers_path = next(name for name, module in self.encoder.named_modules() if module is layers)
         self.BLOCKS = (type(layers[0]),)
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(settings.hidden_size, num_classes))
-        # both arguments are new in newer models, and of no use in others
-        accepted = inspect.signature(self.encoder.forward).parameters
+        self.vocab_size = vocab_size  # a teacher and its student have to agree on it
+        # some encoders have no such argument, others know one type alone
         self.takes_token_types = "token_type_ids" in accepted and getattr(settings, "type_vocab_size", 0) > 1
         self.check_fit(vocab_size, max_length)
         if isinstance(pretrained, str) and pretrained_weights_wanted():
@@ -154,7 +157,9 @@ def make_config(model_name: str | None, changes: dict[str, Any], vocab_size: int
     """
     from transformers import AutoConfig
 
-    kind = changes.pop("model_type", None) if model_name is None else None
+    kind = changes.pop("model_type", None)
+    if model_name is not None and kind is not None:
+        raise ValueError(f"config.model_type ({kind!r}) is for a model_name of null; {model_name!r} has its own")
     if model_name is None and kind is None:
         raise ValueError("model_name is null, so config must name a model_type, e.g. {model_type: bert}")
     try:
@@ -170,10 +175,17 @@ def make_config(model_name: str | None, changes: dict[str, Any], vocab_size: int
             near = difflib.get_close_matches(name, settings.to_dict(), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"config: {settings.model_type} has no setting {name!r}{hint}")
-    if kind:  # some settings follow from others when a configuration is made
-        return AutoConfig.for_model(kind, **({} if vocab_size is None else {"vocab_size": vocab_size}) | changes)
-    for name, value in changes.items():
-        setattr(settings, name, value)
+    try:
+        if kind:  # some settings follow from others when a configuration is made
+            settings = AutoConfig.for_model(
+                kind, **({} if vocab_size is None else {"vocab_size": vocab_size}) | changes
+            )
+        else:
+            for name, value in changes.items():
+                setattr(settings, name, value)
+    except Exception as error:  # each kind of model checks its settings in a way of its own
+        raise ValueError(f"no encoder can be made from config: {_one_line(error)}") from error
+    settings.use_cache = False  # of a decoder, for generation: it expects every layer, also those left out
     return settings
 
 
@@ -181,7 +193,7 @@ def make_encoder(weights_of: str | None, settings: Any) -> Any:
     """The encoder, with the weights of a model where they are given and wanted, else random ones.
 
     Raises:
-        ValueError: The weights can't be had, or don't fit.
+        ValueError: The weights can't be had, don't fit, or are not all there.
     """
     from transformers import AutoModel
     from transformers.utils import logging
@@ -189,13 +201,31 @@ def make_encoder(weights_of: str | None, settings: Any) -> Any:
     if weights_of is None or not pretrained_weights_wanted():
         try:
             return AutoModel.from_config(settings)
-        except (AssertionError, ValueError, RuntimeError) as error:
-            raise ValueError(f"no encoder can be made from config: {' '.join(str(error).split())}") from error
+        except Exception as error:  # an activation that is not known is a KeyError, a bad size something else
+            raise ValueError(f"no encoder can be made from config: {_one_line(error)}") from error
     logging.disable_progress_bar()  # of reading the file, which takes no time
     try:
-        return AutoModel.from_pretrained(resolve_model(weights_of), config=settings, dtype=torch.float32)
-    except (OSError, ValueError, RuntimeError) as error:
+        encoder, found = AutoModel.from_pretrained(
+            resolve_model(weights_of),
+            config=settings,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,  # named below, in one line
+            output_loading_info=True,
+        )
+    except Exception as error:  # a damaged file raises what its format's reader chooses
         raise ValueError(_no_model(weights_of, error)) from error
+    # transformers leaves these random, with a warning; the pooler is taken away, and often not there
+    lacking = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
+    if lacking := [name for name in lacking if "pooler" not in name.split(".")]:
+        raise ValueError(
+            f"{weights_of!r} has no weights that fit {len(lacking)} tensors of the encoder, {lacking[0]} the first: "
+            "leave its sizes out of config, or set pretrained to false"
+        )
+    return encoder
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"  # a KeyError's text alone tells nothing
 
 
 def _no_model(name: str, error: Exception) -> str:

@@ -33,7 +33,7 @@ def test_every_sample_comes_once(size: int) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-@pytest.mark.parametrize("size", [48, 50, 1000, 4003])
+@pytest.mark.parametrize("size", [0, 1, 5, 48, 50, 1000, 4003])
 def test_ranks_share_the_samples(size: int, replicas: int) -> None:
     lengths = make_lengths(size)
     for drop_last in (True, False):
@@ -45,7 +45,7 @@ def test_ranks_share_the_samples(size: int, replicas: int) -> None:
         assert {len(order) for order in orders} == {len(samplers[0])}
         counts = Counter(index for order in orders for index in order)
         if drop_last:
-            assert set(counts.values()) == {1}
+            assert set(counts.values()) <= {1}
             assert len(counts) == size // (8 * replicas) * 8 * replicas
         else:
             assert set(counts) == set(range(size))

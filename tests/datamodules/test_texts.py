@@ -161,6 +161,16 @@ def test_the_order_of_training(films: Any) -> None:
     assert isinstance(other.train_dataloader().sampler, RandomSampler)
 
 
+def test_the_order_of_training_follows_the_seed_of_the_run(films: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = films()
+    data.setup("fit")
+    orders = []
+    for seed in ("1", "2", "1"):
+        monkeypatch.setenv("PL_GLOBAL_SEED", seed)
+        orders.append(list(data.train_dataloader().sampler))
+    assert orders[0] == orders[2] != orders[1]
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_give_the_same_batches(films: Any, method: str, capfd: pytest.CaptureFixture[str]) -> None:
     alone = films()

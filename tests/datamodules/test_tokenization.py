@@ -1,5 +1,7 @@
 """Batches against what the tokenizer itself makes of the same texts."""
 
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,44 @@ def test_what_is_cut_is_counted_and_keeps_its_special_tokens(tiny_tokenizer: str
     assert len(cut) == 8
     assert (cut[0], cut[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
     assert TokenizedTexts(tokenizer, TEXTS, max_length=max(whole)).num_truncated == 0
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "decoder", "plain Python"])
+def test_what_stays_is_what_the_tokenizer_would_keep(kind: str, side: str, tiny_tokenizer: str, tmp_path: Path) -> None:
+    tokenizer: Any
+    if kind == "plain Python":
+        from transformers import ByT5Tokenizer
+
+        tokenizer = ByT5Tokenizer()
+    else:
+        tokenizer = load_tokenizer(tiny_tokenizer if kind == "bert" else decoder_tokenizer(tmp_path, pad_token="<end>"))
+    if kind == "roberta":  # two separators between texts
+        from tokenizers.processors import RobertaProcessing
+
+        tokenizer.backend_tokenizer.post_processor = RobertaProcessing(("bad", 3), ("<unk>", 1))
+    tokenizer.truncation_side = side
+    draw = random.Random(0)
+    texts, pairs = ([" ".join(draw.choices(["good", "bad"], k=n % 15)) for n in range(0, k * 60, k)] for k in (1, 4))
+    for max_length in (7, 8, 11, 13):
+        for seconds in (None, pairs):
+            dataset = TokenizedTexts(tokenizer, texts, pairs=seconds, max_length=max_length)
+            whole = [len(ids) for ids in tokenizer(texts, seconds)["input_ids"]]
+            assert dataset.num_truncated == sum(length > max_length for length in whole) > 0
+            batch = dataset.__getitems__(range(60))
+            oracle = expected(tokenizer, texts, seconds, padding=True, max_length=max_length)
+            assert_close({name: batch[name] for name in oracle}, oracle)
+
+
+def test_two_long_texts_cost_no_more_than_their_tokens(tiny_tokenizer: str) -> None:
+    tokenizer = load_tokenizer(tiny_tokenizer)
+    started = time.perf_counter()
+    tokenizer("good " * 40_000)
+    alone = time.perf_counter() - started
+    started = time.perf_counter()
+    TokenizedTexts(tokenizer, ["good " * 2000] * 10, pairs=["bad " * 2000] * 10, max_length=16)
+    # not the square of it: the tokenizer's own cut would make 100,000 pieces of each sample
+    assert time.perf_counter() - started < 10 * alone + 1
 
 
 def test_chunks_make_no_difference(tiny_tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Distillation against naive formulas, and what a student keeps of its teacher: nothing but what it learned."""
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch.testing import assert_close
 
 from lightning_app.cli import build, run
 from models import TextClassifier, VisionClassifier
-from models.distillation import Distillation, Distiller, hidden_loss, initialise_from, match_stages, soft_loss
+from models.distillation import Distillation, Distiller, Record, hidden_loss, initialise_from, match_stages, soft_loss
 from models.nets.resnet9 import ResNet9
 from models.nets.text_encoder import TextEncoder
 from tests.tiny_run import TINY
@@ -78,7 +80,27 @@ def make_bert(layers: int, seed: int = 0, **options: Any) -> TextEncoder:
     torch.manual_seed(seed)
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
     config = {"model_type": "bert", "num_hidden_layers": layers, **sizes} | options
-    return TextEncoder(num_classes=3, model_name=None, config=config, vocab_size=50)
+    return TextEncoder(num_classes=3, model_name=None, config=config, vocab_size=config.get("vocab_size", 50))
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "modernbert", "electra", "gpt2"])
+def test_states_of_stages_are_those_of_the_encoder(family: str) -> None:
+    """Whatever else the encoder declares between or behind its layers."""
+    torch.manual_seed(0)
+    names = (
+        ("n_embd", "n_layer", "n_head")
+        if family == "gpt2"
+        else ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    )
+    tokens = {name: 0 for name in ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")}
+    config = {"model_type": family, **dict(zip(names, (16, 3, 2), strict=True))}
+    config |= tokens if family == "modernbert" else {}
+    net = TextEncoder(num_classes=3, model_name=None, config=config, vocab_size=50).eval()
+    inputs = {"input_ids": torch.arange(5, 17).view(2, 6), "attention_mask": torch.ones(2, 6, dtype=torch.int64)}
+    with Record(net, True) as record:
+        net(**inputs)
+    output = net.encoder(**inputs, output_hidden_states=True)
+    assert_close(record.states, [*output.hidden_states[:3], output.last_hidden_state])
 
 
 def test_a_student_starts_from_evenly_spread_layers() -> None:
@@ -103,7 +125,6 @@ def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match=r"distillation.initialise: stage 1 does not fit .*\[32, 16\]"):
         initialise_from(make_bert(2, intermediate_size=64), make_bert(2))
     bare = nn.Linear(2, 2)
-    bare.head = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="needs a net with `stages`; Linear has none"):
         initialise_from(bare, bare)
 
@@ -131,6 +152,14 @@ def test_a_wrong_teacher_is_named(tmp_path: Path) -> None:
             Distiller(Distillation(str(path)), net, ["a", "b", "c"])
         assert path.name in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would read other words than the student, in silence."""
+    teacher = SimpleNamespace(net=make_bert(2, vocab_size=60))
+    monkeypatch.setattr("models.distillation.load_teacher", lambda *_: teacher)
+    with pytest.raises(ValueError, match=r"distillation.teacher: a.ckpt knows 60 tokens, and the student 50"):
+        Distiller(Distillation("a.ckpt"), make_bert(1), ["a", "b", "c"])
 
 
 class Fixed(Distiller):
@@ -235,12 +264,54 @@ def test_a_student_on_the_command_line(teacher: Path, in_tmp: Path, capsys: pyte
     assert "distillation.teacher: " in capsys.readouterr().err
 
 
+def test_a_student_in_a_file_of_settings(teacher: Path, in_tmp: Path) -> None:
+    (in_tmp / "student.yaml").write_text(f"model:\n  distillation: {{teacher: {teacher}, weight: 0.25}}\n")
+    cli = build(["fit", *TINY, "--config=student.yaml"])
+    assert cli.model.distillation == Distillation(str(teacher), weight=0.25)
+    cli = build(["fit", *TINY, "--config=student.yaml", "--model.distillation=null"])
+    assert cli.model.distillation is None
+
+
+def test_a_teacher_is_only_read(teacher: Path, in_tmp: Path) -> None:
+    """A fit leaves it in eval mode and as it was, its running statistics too."""
+    cli = build(["fit", *TINY, f"--model.distillation.teacher={teacher}", "--test_after_fit=false"])
+    cli.trainer.fit(cli.model, cli.datamodule)
+    net = cli.model.distiller.teacher
+    assert not any(module.training for module in net.modules())
+    loaded = torch.load(teacher, weights_only=True)["state_dict"]
+    assert_close({f"net.{name}": value for name, value in net.state_dict().items()}, loaded, rtol=0, atol=0)
+    assert any(not torch.equal(value, loaded[name]) for name, value in cli.model.state_dict().items())
+
+
+@pytest.fixture
+def text_argv(in_tmp: Path, tiny_tokenizer: str) -> list[str]:
+    """A file of reviews for a tiny encoder with low-rank updates."""
+    rows = [f"the film was {('bad', 'good')[i % 2]} {i},{('no', 'yes')[i % 2]}" for i in range(60)]
+    (in_tmp / "reviews.csv").write_text("\n".join(["text,label", *rows]))
+    sizes = "{model_type: bert, hidden_size: 16, num_hidden_layers: 3, num_attention_heads: 2, intermediate_size: 32}"
+    argv = ["--config=configs/text_file.yaml", "--config=configs/overlay/debug.yaml", "--data.path=reviews.csv"]
+    argv += [f"--data.tokenizer={tiny_tokenizer}", "--test_after_fit=false"]
+    return [*argv, "--model.net.model_name=null", f"--model.net.config={sizes}"]
+
+
+def test_a_student_of_texts(text_argv: list[str], in_tmp: Path) -> None:
+    """The teacher has low-rank updates, the student is a plain encoder with one layer less."""
+    assert run(["fit", *text_argv, "--model.net.lora.rank=2"]) == 0
+    (path,) = in_tmp.glob("logs/*/version_0/checkpoints/last.ckpt")
+    argv = [*text_argv, f"--model.distillation.teacher={path}", "--model.distillation.hidden_weight=1"]
+    argv += ["--model.distillation.initialise=true", "--model.net.num_layers=2"]
+    cli = build(["fit", *argv])
+    student, teacher = cli.model.net, cli.model.distiller.teacher
+    assert not [name for name in teacher.state_dict() if "lora" in name]
+    assert_close(student.stages[2][0].state_dict(), teacher.stages[3][0].state_dict(), rtol=0, atol=0)
+    assert teacher.vocab_size == student.vocab_size == cli.datamodule.vocab_size
+    assert run(["fit", *argv]) == 0
+
+
 def test_a_teacher_of_other_classes_is_refused(teacher: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from torchvision.io import write_jpeg
+
     for name in ("cat", "dog"):
-        import shutil
-
-        from torchvision.io import write_jpeg
-
         (in_tmp / "photos" / name).mkdir(parents=True)
         write_jpeg(torch.zeros(3, 32, 32, dtype=torch.uint8), str(in_tmp / "photos" / name / "0.jpg"))
         for index in range(1, 20):

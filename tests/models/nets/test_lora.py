@@ -57,6 +57,17 @@ def test_merging_keeps_the_logits_and_leaves_a_plain_net() -> None:
     assert_close(plain(TOKENS), expected, atol=1e-5, rtol=1e-4)
 
 
+def test_layers_of_gpt2_are_linear_too() -> None:
+    """They are of a class of their own, with transposed weights."""
+    config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2}
+    net = TextEncoder(num_classes=3, model_name=None, config=config, vocab_size=50, lora=LoRA(rank=2))
+    updated = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in net.state_dict() if "lora_" in name}
+    assert updated == {"c_attn", "c_fc", "c_proj"}
+    train(net)
+    expected = net.eval()(TOKENS)
+    assert_close(merge_lora(net)(TOKENS), expected, atol=1e-5, rtol=1e-4)
+
+
 def test_merging_a_net_without_updates_changes_nothing() -> None:
     net = make_net().eval()
     expected = net(TOKENS)
@@ -74,8 +85,10 @@ def test_wrong_options_are_refused() -> None:
         LoRA(rank=0)
     with pytest.raises(ValueError, match=r"lora.dropout \(1.0\)"):
         LoRA(dropout=1.0)
-    with pytest.raises(ValueError, match=r"\['qury'\] match no layer; linear layers are called .*'query'"):
+    with pytest.raises(ValueError, match=r"\['qury'\] match no linear layer; they are called .*'query'"):
         make_net(LoRA(target_modules=["qury", "value"]))
+    with pytest.raises(ValueError, match=r"\['attention', 'LayerNorm'\] match no linear layer"):
+        make_net(LoRA(target_modules=["attention", "LayerNorm"]))
 
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

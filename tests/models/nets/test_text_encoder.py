@@ -1,5 +1,6 @@
 """Tiny encoders of several families with random weights; pooling against naive loops, BERT against transformers."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "electra": BERT_LIKE | {"embedding_size": 8},
     "gpt2": {"n_embd": 16, "n_layer": 3, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0},
 }
+
+
+LAYERS = {"distilbert": "n_layers", "gpt2": "n_layer"}  # what the number of layers is called
 
 
 def make_net(family: str = "bert", **options: Any) -> TextEncoder:
@@ -139,6 +143,21 @@ def test_kept_layers_are_evenly_spread(bert_folder: str, count: int, kept: list[
     net(**make_batch()).sum().backward()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kept_layers_run_by_themselves(family: str) -> None:
+    """A decoder's cache, for one, expects every layer."""
+    net = make_net(family, num_layers=2, config={LAYERS.get(family, "num_hidden_layers"): 4}).eval()
+    batch = make_batch()
+    seen: list[torch.Tensor] = []
+    for stage in net.stages[1:]:
+        stage[0].register_forward_hook(lambda *call: seen.append(call[2] if torch.is_tensor(call[2]) else call[2][0]))
+    assert net(**batch).shape == (3, 3)
+    assert len(seen) == 2
+    whole = make_net(family, config={LAYERS.get(family, "num_hidden_layers"): 4})
+    for ours, theirs in zip(net.stages[1:], (whole.stages[2], whole.stages[4]), strict=True):
+        assert_close(ours[0].state_dict(), theirs[0].state_dict(), rtol=0, atol=0)
+
+
 def test_frozen_layers_stay_as_they_are() -> None:
     net = make_net(freeze_layers=2, config={"hidden_dropout_prob": 0.5})
     net.train()
@@ -186,6 +205,8 @@ def test_positions_leave_room_for_an_offset() -> None:
     net = make_net("roberta", config={"max_position_embeddings": 20, "pad_token_id": 1})
     assert count_positions(net.encoder) == 18
     assert isinstance(net.encoder, RobertaModel)
+    with pytest.raises(ValueError, match=r"max_length \(19\) is more than the encoder's 18 positions"):
+        make_net("roberta", config={"max_position_embeddings": 20, "pad_token_id": 1}, max_length=19)
     net(torch.full((1, 18), 7))  # and the next one would be an index error deep inside
     with pytest.raises((IndexError, RuntimeError)):
         net(torch.full((1, 19), 7))
@@ -202,20 +223,22 @@ def test_positions_leave_room_for_an_offset() -> None:
         ({"max_length": 513}, r"max_length \(513\) is more than the encoder's 512 positions"),
         ({"config": {"hiden_size": 8}}, r"bert has no setting 'hiden_size'; did you mean hidden_size\?"),
         ({"config": {"num_attention_heads": 3}}, r"no encoder can be made from config: .*\b16\b"),
+        ({"config": {"hidden_act": "gelou"}}, r"no encoder can be made from config: KeyError: 'gelou'"),
+        ({"config": {"hidden_size": "wide"}}, r"no encoder can be made from config: .*'hidden_size' .*'wide'"),
         ({"config": {"model_type": "bart"}}, r"'bart' is an encoder-decoder"),
+        ({"config": {"model_type": "t5"}}, r"'t5' is an encoder-decoder"),
         ({"config": {"model_type": "bertt"}}, r"model_type 'bertt' is not known"),
-        ({"config": {"model_type": "gpt2"}, "pooling": "cls"}, r"pooling 'cls' sees nothing of the text"),
+        ({"config": {"model_type": "vit", **BERT_LIKE}}, r"'vit' is no encoder of text"),
+        ({"config": {"model_type": "gpt2", **FAMILIES["gpt2"]}, "pooling": "cls"}, r"'cls' sees nothing of the text"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
-    config = options.get("config", {})
-    if "model_type" in config:
-        options = {"num_classes": 3, "model_name": None, "vocab_size": 50, **options}
-        with pytest.raises(ValueError, match=message):
-            TextEncoder(**options)
-        return
-    with pytest.raises(ValueError, match=message):
-        make_net(**options)
+    options, config = dict(options), options.get("config", {})
+    if "model_type" not in config:
+        options["config"] = {"model_type": "bert", **BERT_LIKE, **config}
+    with pytest.raises(ValueError, match=message) as caught:
+        TextEncoder(**{"num_classes": 3, "model_name": None, "vocab_size": 50, **options})
+    assert "\n" not in str(caught.value)
 
 
 def test_a_tokenizer_of_another_model_is_refused(bert_folder: str) -> None:
@@ -223,6 +246,39 @@ def test_a_tokenizer_of_another_model_is_refused(bert_folder: str) -> None:
         TextEncoder(num_classes=3, model_name=bert_folder, vocab_size=51)
     with pytest.raises(ValueError, match="model_name is null, so config must name a model_type"):
         TextEncoder(num_classes=3, model_name=None)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_hidden_layers": 5}, r"no weights that fit 16 tensors of the encoder, encoder.layer.4.attention"),
+        ({"intermediate_size": 64}, r"no weights that fit 12 tensors of the encoder, encoder.layer.0.intermediate"),
+        ({"model_type": "roberta"}, r"config.model_type \('roberta'\) is for a model_name of null"),
+    ],
+)
+def test_pretrained_weights_are_not_made_up(bert_folder: str, config: dict[str, Any], message: str) -> None:
+    """What a file lacks transformers leaves random, with no more than a warning."""
+    with pytest.raises(ValueError, match=message) as caught:
+        TextEncoder(num_classes=3, model_name=bert_folder, config=config)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_without_a_pooler_are_whole(bert_folder: str, tmp_path: Path) -> None:
+    """As a masked language model saves them."""
+    from transformers import BertModel
+
+    source = BertModel.from_pretrained(bert_folder, add_pooling_layer=False)
+    source.save_pretrained(tmp_path)
+    net = TextEncoder(num_classes=3, model_name=str(tmp_path))
+    assert_close(net.encoder.state_dict(), source.state_dict(), rtol=0, atol=0)
+
+
+def test_damaged_weights_are_named_in_one_line(bert_folder: str, tmp_path: Path) -> None:
+    shutil.copytree(bert_folder, tmp_path / "bert")
+    (tmp_path / "bert" / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match=r"no encoder can be loaded from .*bert") as caught:
+        TextEncoder(num_classes=3, model_name=str(tmp_path / "bert"))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_model_that_is_not_there_is_named_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
