@@ -26,6 +26,7 @@ class SequenceClassifier(nn.Module):
         self, *, num_classes: int, vocab_size: int, max_length: int = 256, dropout: float = 0.1, **kwargs: Any
     ) -> None:
         super().__init__()
+        self.vocab_size = vocab_size
         self.transformer = EfficientTransformer(
             vocab_size=vocab_size, max_length=max_length, dropout=dropout, causal=False, tie_embeddings=True, **kwargs
         )
