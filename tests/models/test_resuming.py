@@ -11,7 +11,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
-from torch import nn
 from torch.optim import SGD, AdamW
 
 from models.base import check_resumable
@@ -19,26 +18,6 @@ from models.optim import (
     MuonAdamW,
     Schedule,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
-SHAPES: list[Any] = ["constant", "linear", "cosine", "one_cycle"]
-
-
-def factors(schedule: Schedule, total: int) -> list[float]:
-    return [schedule.factor(step, total) for step in range(total)]
-
-
-def rates_of(scheduler: Any, steps: int) -> list[float]:
-    rates = []
-    for _ in range(steps):
-        rates.append(scheduler.get_last_lr()[0])
-        scheduler.optimizer.step()
-        scheduler.step()
-    return rates
-
-
-def sgd(lr: float = 1.0) -> SGD:
-    return SGD([nn.Parameter(torch.zeros(1))], lr=lr)
 
 
 class Killed(Exception):
