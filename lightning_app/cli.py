@@ -18,6 +18,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lightning_app.arguments import find_configs, run_name
 from lightning_app.checkpoints import KEYWORDS, describe_differences, newest_checkpoint, read_checkpoint
+from lightning_app.devices import has_bfloat16, trains_on_cpu
 from lightning_app.errors import explain, passed_through, users_mistake
 from lightning_app.main import ROOT
 from lightning_app.registry import explicit_value, known_classes, register_classes
@@ -138,7 +139,15 @@ class AppCLI(LightningCLI):
                     save_dir=trainer.default_root_dir or "logs", name=self.run_name, default_hp_metric=False
                 ),
             )
-
+        if str(trainer.precision).startswith("bf16") and trains_on_cpu(trainer.accelerator):
+            asked_for = any(argument.startswith("--trainer.precision") for argument in self.argv)
+            if not asked_for and not has_bfloat16("cpu"):
+                print(
+                    f"This CPU has no bfloat16 instructions: float32 in the place of {trainer.precision}, which "
+                    f"would be several times slower (--trainer.precision {trainer.precision} insists on it)",
+                    flush=True,
+                )
+                trainer.precision = "32-true"
         give_tokenizer(self.config[self.requested])
         if self.requested != "fit":
             give_class_names(self.config[self.requested], self.recorded)

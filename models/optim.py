@@ -242,6 +242,7 @@ class MuonAdamW(Optimizer):
         weight_decay: Decoupled weight decay of both.
         adamw_lr: Learning rate of the rest.
         betas: AdamW's betas.
+        ns_steps: Steps of Muon's iteration; fewer are cheaper and less exact.
     """
 
     def __init__(
@@ -252,6 +253,7 @@ class MuonAdamW(Optimizer):
         weight_decay: float = 0.0,
         adamw_lr: float = 3e-3,
         betas: tuple[float, float] = (0.9, 0.95),
+        ns_steps: int = 5,
     ) -> None:
         groups = [g if isinstance(g, dict) else {"params": [g]} for g in params]
         shared = {"weight_decay": weight_decay}
@@ -270,7 +272,9 @@ class MuonAdamW(Optimizer):
         if not muon:
             raise ValueError("MuonAdamW needs a hidden matrix and this net has none; use torch.optim.AdamW")
         with _as_matrices(muon):
-            self.parts: list[Optimizer] = [BatchedMuon(muon, lr=lr, momentum=momentum, weight_decay=weight_decay)]
+            self.parts: list[Optimizer] = [
+                BatchedMuon(muon, lr=lr, momentum=momentum, weight_decay=weight_decay, ns_steps=ns_steps)
+            ]
         if adamw:
             self.parts.append(torch.optim.AdamW(adamw, lr=adamw_lr, betas=betas, weight_decay=weight_decay))
         super().__init__([group for part in self.parts for group in part.param_groups], {})

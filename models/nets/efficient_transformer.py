@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.nets.attention import Kernel, Mask, make_kernel
-from models.nets.fused import rms_norm, rotate
+from models.nets.fused import rms_norm, rotate, silu_gate
 from models.nets.key_value_cache import KeyValueCache, LayerCache
 
 # B batch, T tokens, E width, H heads, G key-value heads, D width of a head, V vocabulary
@@ -59,11 +59,11 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         turned = self.num_heads + self.num_kv_heads
         qkv = self.qkv(x).view(batch, length, -1, self.head_dim).transpose(1, 2)  # (B, H + 2 G, T, D)
-        qk, v = qkv[:, :turned], qkv[:, turned:]
+        qk, v = qkv.split([turned, self.num_kv_heads], 1)
         if self.qk_gain is not None:
             qk = rms_norm(qk, self.qk_gain)
         qk = rotate(qk, cos.to(qk.dtype), sin.to(qk.dtype))  # queries and keys in one go
-        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
+        q, k = qk.split([self.num_heads, self.num_kv_heads], 1)
         if cache is not None:
             k, v = cache.extend(k, v, start)
         x = self.attend(q, k, v, mask, self.dropout if self.training else 0.0)  # (B, H, T, D)
@@ -79,8 +79,7 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(hidden_dim, embed_dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_and_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(silu_gate(self.gate_and_up(x)))
 
 
 class Block(nn.Module):
@@ -188,7 +187,7 @@ class EfficientTransformer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Normal weights; what adds to the residual stream starts at zero, so that every block starts as no change."""
-        nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(self.embed_dim))
+        nn.init.normal_(self.embedding.weight, std=0.02)  # small, as in GPT-2: a tied head starts undecided
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))

@@ -155,8 +155,10 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         plain.train(batches)
         for start in range(0, count, args.every):
             ours.train(batches[start : start + args.every])
-            ours.validate(val_batches)
-    plain.validate(val_batches)
+            if not ours.losses or ours.losses[-1][2] > args.target:
+                ours.validate(val_batches)
+    for runner in (plain, ours):
+        runner.validate(val_batches)
     reached = next((entry for entry in ours.losses if entry[2] <= args.target), None)
     return [
         {

@@ -13,6 +13,7 @@ from pytorch_lightning.callbacks import LearningRateMonitor
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from models.muon import orthogonalise
 from models.optim import (
     MuonAdamW,
     Schedule,
@@ -34,7 +35,34 @@ def walk(net: nn.Module, chosen: list[Optimizer], steps: range) -> None:
             optimizer.step()
 
 
-def test_muon_adamw_steps_as_both_stepped_by_hand(tiny: Any) -> None:
+def assume_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.muon.has_bfloat16", lambda device: True)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 5])
+def test_float32_orthogonalises_more_exactly_than_torch(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    generator, coefficients = torch.Generator().manual_seed(0), (3.4445, -4.775, 2.0315)
+    stacks = [torch.randn(shape, generator=generator) for shape in [(2, 8, 8), (3, 8, 20), (1, 30, 8), (1, 5, 6)]]
+    exact = []
+    for stack in stacks:  # torch's own formulas, in float64
+        x = stack.double().mT if stack.shape[1] > stack.shape[2] else stack.double()
+        x = x / x.norm(dim=(1, 2), keepdim=True)
+        for _ in range(steps):
+            gram = x @ x.mT
+            x = coefficients[0] * x + (coefficients[1] * gram + coefficients[2] * gram @ gram) @ x
+        exact.append(x.mT if stack.shape[1] > stack.shape[2] else x)
+    errors = []
+    for native in (False, True):
+        monkeypatch.setattr("models.muon.has_bfloat16", lambda device, native=native: native)
+        found = orthogonalise(stacks, coefficients, steps, 1e-7)
+        assert [x.shape for x in found] == [x.shape for x in stacks]
+        errors.append(max(float((x - y).norm() / y.norm()) for x, y in zip(found, exact, strict=True)))
+    assert errors[0] < 1e-4
+    assert errors[0] < errors[1] < 0.1
+
+
+def test_muon_adamw_steps_as_both_stepped_by_hand(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assume_bfloat16(monkeypatch)
     ours = tiny.Net()
     reference = copy.deepcopy(ours)
     factory = functools.partial(MuonAdamW, lr=0.02, momentum=0.9, weight_decay=0.1, adamw_lr=0.01, betas=(0.8, 0.9))
@@ -122,7 +150,10 @@ def test_muon_adamw_without_a_matrix_is_refused() -> None:
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_muon_adamw_takes_a_convolution_as_the_matrix_of_its_filters(memory_format: torch.memory_format) -> None:
+def test_muon_adamw_takes_a_convolution_as_the_matrix_of_its_filters(
+    memory_format: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assume_bfloat16(monkeypatch)
     net = nn.Sequential(nn.Conv2d(1, 6, 3, bias=False), nn.Conv2d(6, 4, 3, bias=False))
     net.to(memory_format=memory_format)
     first, second = (layer.weight.detach().clone() for layer in net)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from models.nets.fused import EPS, rms_norm, rotate
+from models.nets.fused import EPS, rms_norm, rotate, silu_gate
 
 
 def make(*shape: int) -> Tensor:
@@ -31,6 +31,15 @@ def test_gradients_are_the_numerical_ones() -> None:
     assert torch.autograd.gradcheck(rms_norm, (make(2, 3, 6), gain))
     angles = torch.rand(3, 4, dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda x: rotate(x, angles.cos(), angles.sin()), (make(2, 3, 8),))
+    assert torch.autograd.gradcheck(silu_gate, (make(2, 3, 8),))
+
+
+def test_silu_gate_is_torchs() -> None:
+    x = make(2, 3, 8)
+    expected = F.silu(x[..., :4]) * x[..., 4:]
+    assert_close(silu_gate(x), expected)
+    with torch.no_grad():
+        assert_close(silu_gate(x), expected)
 
 
 def test_rotation_is_a_complex_product() -> None:
