@@ -1,8 +1,10 @@
 """Text to model: the source of Python's standard library, which is on every machine, or files of the user's."""
 
 import glob
+import itertools
 import os
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,7 +19,21 @@ from datamodules.token_files import Documents, TokenBlocks, build_token_files
 Order = Literal["random", "sequential"]
 
 
-class RandomStarts(DistributedSampler):
+class ResumableSampler(DistributedSampler):
+    """Samples in an order that follows from seed and epoch alone; `skip` of them are left out once, on resuming."""
+
+    skip = 0
+
+    def __iter__(self) -> Iterator[int]:
+        skip, self.skip = self.skip, 0
+        return itertools.islice(self.order(), skip, None)
+
+    def order(self) -> Iterator[int]:
+        """This rank's share of the epoch."""
+        return super().__iter__()
+
+
+class RandomStarts(ResumableSampler):
     """Random places of a corpus, others in each epoch and on each rank; an epoch has as many tokens as the corpus.
 
     Args:
@@ -32,7 +48,7 @@ class RandomStarts(DistributedSampler):
         super().__init__(range(samples), num_replicas=num_replicas, rank=rank, seed=seed)  # type: ignore[arg-type]
         self.places = places
 
-    def __iter__(self) -> Iterator[int]:
+    def order(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         starts = torch.randint(self.places, (self.total_size,), generator=generator)
         return iter(starts[self.rank :: self.num_replicas].tolist())
@@ -106,6 +122,7 @@ class CorpusDataModule(BaseDataModule):
         self.bytes_per_token = facts["val"]["bytes"] / facts["val"]["tokens"]
         self.tokenizer_json = (self.folder / "tokenizer.json").read_text()
         self.collate_fn = collate_blocks
+        self.samples_read = 0  # of the running epoch, by a checkpoint
 
     def setup(self, stage: str | None = None) -> None:
         """Maps the token files."""
@@ -118,15 +135,36 @@ class CorpusDataModule(BaseDataModule):
             self.datasets[split] = TokenBlocks(self.folder, name, stride=stride, **shared)
 
     def train_sampler(self, replicas: int, rank: int, *, drop_last: bool) -> Sampler[int] | None:
-        """Random places, unless blocks are to come one after the other."""
-        overfits = self.trainer is not None and self.trainer.overfit_batches  # type: ignore[attr-defined]
-        if self.order == "sequential" or overfits:
+        """Random places or shuffled blocks; both go on where a checkpoint within an epoch left off."""
+        if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
             return None
         dataset = self.datasets["train"]
         assert isinstance(dataset, TokenBlocks)
-        samples = max(self.batch_size * replicas, len(dataset.tokens) // self.max_length)
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
-        return RandomStarts(len(dataset), samples, num_replicas=replicas, rank=rank, seed=seed)
+        shared: dict[str, Any] = {"num_replicas": replicas, "rank": rank, "seed": seed}
+        if self.order == "random":
+            samples = max(self.batch_size * replicas, len(dataset.tokens) // self.max_length)
+            sampler: ResumableSampler = RandomStarts(len(dataset), samples, **shared)
+        else:
+            sampler = ResumableSampler(dataset, drop_last=drop_last, **shared)
+        if self.trainer is not None:
+            sampler.set_epoch(self.trainer.current_epoch)  # workers start to read before Lightning says it
+        sampler.skip, self.samples_read = self.samples_read, 0
+        return sampler
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many samples of the running epoch a rank has read."""
+        if self.trainer is None:
+            return {}
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress
+        done = 0 if progress.is_last_batch else progress.current.processed  # type: ignore[attr-defined]
+        return {"samples_read": done * self.batch_size}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Leave out what was read before the checkpoint."""
+        self.samples_read = state_dict.get("samples_read", 0)
+        # Lightning only knows of loaders that do so by themselves
+        warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch")
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

@@ -140,7 +140,8 @@ class FlexAttention:
 
         queries, keys = q.shape[-2], k.shape[-2]
         if self._compiled is None:
-            self._compiled = torch.compile(flex_attention, dynamic=True)
+            # for each shape anew: with dynamic shapes torch 2.14 writes C++ that does not compile on AVX2
+            self._compiled = torch.compile(flex_attention, dynamic=False)
         block_mask = None
         if not (mask.is_plain(queries, keys) and not mask.causal):
             batched = mask.documents is not None or mask.padding is not None

@@ -239,11 +239,7 @@ class EfficientTransformer(nn.Module):
             mask = self.cached_mask(cache, length)
         x = self.embedding(input_ids)
         if self.previous_share is not None:
-            padding = (
-                attention_mask
-                if cache is None
-                else cache.padding_of(torch.arange(start, start + length, device=x.device))
-            )
+            padding = attention_mask if cache is None else cache.padding_of_next(length)
             x = x + self.previous_share * previous_embeddings(x, padding, document_ids, cache)
         x = self.dropout(x)
         for index, block in enumerate(self.blocks):
@@ -255,13 +251,13 @@ class EfficientTransformer(nn.Module):
 
     def cached_mask(self, cache: KeyValueCache, length: int) -> Mask:
         """Who of `length` new tokens sees what of the cache."""
+        # a full ring has pushed out what lies further back than its capacity
+        near = min(self.window or cache.capacity, cache.capacity)
+        if length == 1 and cache.padding is None and near >= min(cache.length + 1, cache.capacity):
+            return Mask()  # the newest token sees everything that is left
         keys = cache.positions(length)
         padding = cache.padding_of(keys)
         queries = torch.arange(cache.length, cache.length + length, device=keys.device)
-        # a full ring has pushed out what lies further back than its capacity
-        near = min(self.window or cache.capacity, cache.capacity)
-        if length == 1 and padding is None and near >= len(keys):
-            return Mask()  # the newest token sees everything that is left
         return Mask(True, near, padding=padding, query_positions=queries, key_positions=keys)
 
     def rotary(self, start: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Norm, rotation and gate with gradients written by hand: fewer passes over memory than autograd makes of their parts.
 
-On small nets on a CPU they are a good part of a step. Without gradients the plain operations are used, which exporters
+On small nets on a CPU they are a good part of a step. Exporters and the compiler see the plain operations, which they
 know.
 """
 
@@ -23,8 +23,10 @@ def rms_norm(x: Tensor, gain: Tensor | None = None) -> Tensor:
     """
     if torch.is_grad_enabled():
         return _RMSNorm.apply(x, gain)
-    x = F.rms_norm(x, x.shape[-1:], eps=EPS)
-    return x if gain is None else x * gain.to(x.dtype)
+    if _exports():
+        x = F.rms_norm(x, x.shape[-1:], eps=EPS)
+        return x if gain is None else x * gain.to(x.dtype)
+    return x * _rms_scale(x, gain)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -37,6 +39,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     if torch.is_grad_enabled():
         return _Rotate.apply(x, cos, sin)
+    if not _exports():
+        return _turn(x, cos, sin, 1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
@@ -49,13 +53,22 @@ def silu_gate(x: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def _exports() -> bool:
+    return torch.jit.is_tracing() or torch.compiler.is_compiling()
+
+
+def _rms_scale(x: Tensor, gain: Tensor | None) -> Tensor:
+    """What `x` is to be multiplied by, (..., 1)."""
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # squares of fp16 overflow
+    square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+    scale = square.mul_(1 / x.shape[-1]).add_(EPS).rsqrt_().to(x.dtype)
+    return scale if gain is None else scale * gain.to(x.dtype)
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor | None) -> Tensor:
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # squares of fp16 overflow
-        scale = wide.square().mean(-1, keepdim=True).add_(EPS).rsqrt_().to(x.dtype)  # (..., 1)
-        if gain is not None:
-            scale = scale * gain.to(x.dtype)
+        scale = _rms_scale(x, gain)
         y = x * scale
         ctx.save_for_backward(y, scale, gain)
         return y

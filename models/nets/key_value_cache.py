@@ -72,6 +72,12 @@ class KeyValueCache:
         in_ring = last - (last - places) % self.capacity
         return in_ring if count == 1 else torch.cat([in_ring, torch.arange(self.length, end, device=device)])
 
+    def padding_of_next(self, count: int) -> Tensor | None:
+        """As `padding_of`, of the `count` tokens that come next."""
+        if self.padding is None:
+            return None
+        return self.padding_of(torch.arange(self.length, self.length + count, device=self.padding.device))
+
     def padding_of(self, positions: Tensor) -> Tensor | None:
         """True for positions that hold something, (B, K); None where all do."""
         if self.padding is None:

@@ -56,17 +56,29 @@ def run_once(kernel: Any, mask: Mask, length: int, forward_only: bool) -> float:
 
 
 MEASURE = """
-import json, resource, sys
+import json, sys
 sys.path.insert(0, {root!r})
 import torch
-from scripts.benchmarks.attention import make_mask, run_once
+from scripts.benchmarks.attention import forget_peak, make_mask, peak, run_once
 from models.nets.attention import Mask, make_kernel
 kernel = make_kernel({kernel!r})
 run_once(kernel, make_mask({mask!r}, 32), 32, {forward_only})
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = forget_peak()
 run_once(kernel, make_mask({mask!r}, {length}), {length}, {forward_only})
-print(json.dumps((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
+print(json.dumps((peak() - before) / 1024))
 """
+
+
+def peak() -> int:
+    """The most memory that this process held, in KiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def forget_peak() -> int:
+    """Let `peak` start from now: importing torch took more than a short sequence does. Returns it."""
+    Path("/proc/self/clear_refs").write_text("5")  # see proc(5)
+    return peak()
 
 
 def peak_megabytes(kernel: str, mask: str, length: int, forward_only: bool) -> float:

@@ -16,42 +16,52 @@ from models.nets.efficient_transformer import EfficientTransformer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
-    parser.add_argument("--new_tokens", type=int, default=256, help="tokens to make")
+    parser.add_argument("--shapes", nargs="+", default=["4x128", "6x384"], help="blocks x width")
+    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1, 8], help="prompts at once")
+    parser.add_argument("--new_tokens", type=int, default=256, help="tokens to make for each")
     parser.add_argument("--prompt", type=int, default=16, help="tokens to continue")
-    parser.add_argument("--depth", type=int, default=4, help="blocks")
-    parser.add_argument("--embed_dim", type=int, default=128, help="width")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each way."""
+    """A row for each shape and batch size."""
+    return [compare(shape, batch_size, args) for shape in args.shapes for batch_size in args.batch_sizes]
+
+
+def compare(shape: str, batch_size: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Both ways on one net."""
     torch.manual_seed(0)
-    length = args.prompt + args.new_tokens
+    depth, width = map(int, shape.split("x"))
     net = EfficientTransformer(
-        vocab_size=2048, max_length=length, depth=args.depth, embed_dim=args.embed_dim, previous_token=True
+        vocab_size=2048,
+        max_length=args.prompt + args.new_tokens,
+        depth=depth,
+        embed_dim=width,
+        num_heads=width // 32,
+        previous_token=True,
     )
     for parameter in net.parameters():  # blocks start as no change
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.05)
     net.eval()
-    prompt = torch.randint(2048, (1, args.prompt))
+    prompts = torch.randint(2048, (batch_size, args.prompt))
     seconds: dict[bool, list[float]] = {True: [], False: []}
     tokens = {}
     for round_number in range(args.rounds + 1):  # the first warms up
         for use_cache in (True, False):
             start = time.perf_counter()
             options: dict[str, Any] = {"max_new_tokens": args.new_tokens, "sampling": Sampling(0.0)}
-            tokens[use_cache] = torch.stack(list(generate(net, prompt, use_cache=use_cache, **options)))
+            tokens[use_cache] = torch.stack(list(generate(net, prompts, use_cache=use_cache, **options)))
             if round_number:
                 seconds[use_cache].append(time.perf_counter() - start)
     if not torch.equal(tokens[True], tokens[False]):
         raise SystemExit("the cache changed the tokens")
-    slow = statistics.median(seconds[False])
-    return [
-        {
-            "way": "with the cache" if use_cache else "without",
-            "tokens a second": args.new_tokens / statistics.median(times),
-            "times as fast": slow / statistics.median(times),
-        }
-        for use_cache, times in seconds.items()
-    ]
+    fast, slow = statistics.median(seconds[True]), statistics.median(seconds[False])
+    made = batch_size * args.new_tokens
+    return {
+        "blocks x width": shape,
+        "prompts": batch_size,
+        "tokens/s with the cache": made / fast,
+        "without": made / slow,
+        "times as fast": slow / fast,
+    }

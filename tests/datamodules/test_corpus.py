@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.testing import assert_close
 
 from datamodules.corpus import CorpusDataModule, RandomStarts, find_files, standard_library
@@ -259,6 +261,40 @@ def test_orders_of_training(corpus: Any) -> None:
     one_by_one.setup()
     starts = torch.cat([batch["input_ids"][:, 0] for batch in one_by_one.train_dataloader()])
     assert len(starts) == len(one_by_one.datasets["train"]) // 4 * 4
+
+
+@pytest.mark.parametrize("order", ["random", "sequential"])
+def test_resuming_within_an_epoch_reads_what_would_have_come_next(corpus: Any, tmp_path: Path, order: str) -> None:
+    class Reader(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.seen.append(batch["input_ids"])
+            return self.weight.sum()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    quiet |= {"enable_model_summary": False, "limit_val_batches": 0}
+
+    def read(steps: int, save_every: int, ckpt_path: Path | None = None) -> list[torch.Tensor]:
+        reader, saver = Reader(), ModelCheckpoint(tmp_path, f"{save_every}-{{step}}", every_n_train_steps=save_every)
+        pl.Trainer(max_steps=steps, callbacks=[saver], **quiet).fit(
+            reader, datamodule=corpus(order=order), ckpt_path=ckpt_path
+        )
+        return reader.seen
+
+    loader = corpus(order=order)
+    loader.setup()
+    epoch = len(loader.train_dataloader())
+    everything = read(2 * epoch + 3, 1000)
+    for stop in (3, epoch, epoch + 2):
+        read(stop + 1, stop)
+        rest = read(2 * epoch + 3, 1000, tmp_path / f"{stop}-step={stop}.ckpt")
+        assert_close(rest, everything[stop:])
 
 
 # --- Files to read

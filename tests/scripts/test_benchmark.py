@@ -4,6 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.benchmark import main
 
 
 def test_overhead_prints_a_table_and_writes_json(tmp_path: Path, root: Path) -> None:
@@ -20,3 +25,33 @@ def test_overhead_prints_a_table_and_writes_json(tmp_path: Path, root: Path) -> 
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [row["net"] for row in rows] == ["the recipe's net", "a linear layer"]
     assert all(row["Lightning (ms/step)"] > 0 for row in rows)
+
+
+def rows_of(monkeypatch: pytest.MonkeyPatch, *argv: str) -> list[dict[str, Any]]:
+    """What a benchmark writes, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *argv, "--json", "out.json"])
+    main()
+    return json.loads(Path("out.json").read_text())["rows"]
+
+
+def test_attention_has_a_row_for_each_kernel(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(monkeypatch, "attention", "--lengths", "512", "--masks", "causal", "--rounds", "1")
+    assert [(row["T"], row["kernel"]) for row in rows] == [(512, "naive"), (512, "sdpa")]
+    assert rows[0]["MiB"] > 4 * 4 * 512 * 512 / 2**20  # the scores of 4 heads, in float32
+    assert rows[0]["naive's memory / its"] == 1
+    assert rows[1]["MiB"] > 0
+
+
+def test_generation_compares_each_shape(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(monkeypatch, "generation", "--shapes", "1x32", "--new_tokens", "4", "--rounds", "1")
+    assert [(row["blocks x width"], row["prompts"]) for row in rows] == [("1x32", 1), ("1x32", 8)]
+    assert all(row["times as fast"] == pytest.approx(row["tokens/s with the cache"] / row["without"]) for row in rows)
+
+
+def test_language_trains_both_nets(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a.txt").write_text("the quick brown fox jumps over a lazy dog. " * 200)
+    argv = ["--paths", "a.txt", "--steps", "4", "--every", "2", "--target", "100"]
+    plain, ours = rows_of(monkeypatch, "language", *argv)
+    assert (plain["net"], ours["net"]) == ("plain GPT", "recipe")
+    assert ours["steps to 100.0"] == 2
+    assert float(ours["validation loss"]) > 0
