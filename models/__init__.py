@@ -4,8 +4,9 @@ Every task is imported here because a checkpoint is only reloaded when the class
 """
 
 from models.base import Task
+from models.diffusion_model import DiffusionModel
 from models.language_model import LanguageModel
 from models.text_classifier import TextClassifier
 from models.vision_classifier import VisionClassifier
 
-__all__ = ["LanguageModel", "Task", "TextClassifier", "VisionClassifier"]
+__all__ = ["DiffusionModel", "LanguageModel", "Task", "TextClassifier", "VisionClassifier"]

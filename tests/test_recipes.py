@@ -112,10 +112,12 @@ def test_a_recipe_trains_tests_and_predicts(
     runs = tmp_path / "logs" / Path(recipe).stem
     assert "test/" in capsys.readouterr().out
     assert run(["validate", *argv, "--ckpt_path=best"]) == 0
-    if recipe.startswith("language"):  # which writes texts in the place of a table
-        assert run(["predict", *argv, "--ckpt_path=best"]) == 2
-        assert "scripts/generate.py writes texts" in capsys.readouterr().err
-        return
+    makes = {"language": "scripts/generate.py writes texts", "diffusion": "scripts/sample.py"}
+    for kind, advice in makes.items():  # texts and images in the place of a table
+        if recipe.startswith(kind):
+            assert run(["predict", *argv, "--ckpt_path=best"]) == 2
+            assert advice in capsys.readouterr().err
+            return
     assert run(["predict", *argv, "--ckpt_path=best"]) == 0
     assert list(runs.glob("version_*/predictions.csv"))
 

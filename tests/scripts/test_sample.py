@@ -1,0 +1,52 @@
+"""From the recipe to pictures, as a user does it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torchvision.io import read_image
+
+from lightning_app.cli import run
+from scripts.sample import main
+
+
+@pytest.fixture
+def checkpoint(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    argv = ["--config=configs/diffusion.yaml", "--config=configs/overlay/debug.yaml", "--model.net.widths=[8,16]"]
+    assert run(["fit", *argv]) == 0
+    return "logs/diffusion/version_0/checkpoints/best.ckpt"
+
+
+def sample(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["sample.py", *argv])
+    return main()
+
+
+def test_one_file_an_image_and_a_grid(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [sys.executable, str(root / "scripts/sample.py"), "--ckpt", checkpoint]
+    argv += ["--num", "5", "--steps", "3", "--class", "3", "--guidance", "2", "--sampler", "dpm++", "--out", "a"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "5 images in" in done.stdout
+    files = sorted(path.name for path in Path("a").iterdir())
+    assert files == [*(f"{index:05d}_3.png" for index in range(5)), "grid.png"]
+    assert read_image("a/00000_3.png").shape[1:] == (8, 8)
+    # the same images one by one, here
+    assert sample(monkeypatch, *argv[2:-1], "b", "--batch_size", "1") == 0
+    for name in files[:-1]:
+        assert (read_image(f"a/{name}").int() - read_image(f"b/{name}").int()).abs().max() <= 1
+    capsys.readouterr()
+
+    for wrong, message in [
+        (["--class", "eleven"], "--class eleven: the classes are 0, 1, 2"),
+        (["--steps", "0"], "steps (0) must be within 1"),
+        (["--sampler", "heun"], "sampler heun does not fit a net that predicts v"),
+        (["--num", "0"], "--num (0)"),
+        (["--ckpt", "none.ckpt"], "there is no checkpoint none.ckpt"),
+    ]:
+        assert sample(monkeypatch, "--ckpt", checkpoint, *wrong) == 2
+        assert message in capsys.readouterr().err
