@@ -24,8 +24,9 @@ def print_report(trainer: Trainer) -> None:
         rows.append(("configuration", relative(Path(folder) / "config.yaml")))
         rows.append(("dashboard", f"tensorboard --logdir {relative(Path(folder).parents[1])}"))
     if checkpoint:
-        writes = hasattr(trainer.lightning_module, "stream_texts")
-        command = "scripts/generate.py --ckpt" if writes else "scripts/train.py predict --ckpt_path"
+        makers = {"stream_texts": "scripts/generate.py --ckpt", "stream_images": "scripts/sample.py --ckpt"}
+        fitting = (command for method, command in makers.items() if hasattr(trainer.lightning_module, method))
+        command = next(fitting, "scripts/train.py predict --ckpt_path")
         rows.append(("next", f"python {command} {relative(checkpoint)}"))
     width = max((len(name) for name, _ in rows), default=0)
     print("\n" + "\n".join(f"  {name:{width}}  {value}" for name, value in rows), flush=True)

@@ -65,7 +65,8 @@ def main() -> int:
         for index, image in enumerate(samples):
             name = f"{index:05d}_{task.class_names[labels[index]]}" if labels else f"{index:05d}"
             save_image(image, args.out / f"{name.replace('/', '-')}.png")
-        save_image(make_picture(samples, columns=min(10, args.num)), args.out / "grid.png")
+        columns = min(args.num, 10 * max(1, round(args.num**0.5 / 10)))  # tens, so that ten classes stand in columns
+        save_image(make_picture(samples, columns), args.out / "grid.png")
         scores = evaluate(args, samples, labels, seconds) if args.evaluate else None
     except ValueError as error:
         print(f"sample.py: error: {error}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """From the recipe to pictures, as a user does it."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,11 @@ from scripts.sample import main
 
 
 @pytest.fixture
-def checkpoint(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def checkpoint(in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     monkeypatch.setattr(sys, "argv", ["train.py"])
     argv = ["--config=configs/diffusion.yaml", "--config=configs/overlay/debug.yaml", "--model.net.widths=[8,16]"]
     assert run(["fit", *argv]) == 0
+    assert "python scripts/sample.py --ckpt logs/diffusion/" in capsys.readouterr().out
     return "logs/diffusion/version_0/checkpoints/best.ckpt"
 
 
@@ -40,6 +42,18 @@ def test_one_file_an_image_and_a_grid(
     for name in files[:-1]:
         assert (read_image(f"a/{name}").int() - read_image(f"b/{name}").int()).abs().max() <= 1
     capsys.readouterr()
+
+    # on the features of a classifier, against the images that the run was trained on
+    quick = ["--model.net=ResNet9", "--model.net.widths=[4,8]", "--trainer.max_steps=1", "--test_after_fit=false"]
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert run(["fit", "--config=configs/vision.yaml", *quick]) == 0
+    classifier = "logs/vision/version_0/checkpoints/last.ckpt"
+    assert sample(monkeypatch, "--ckpt", checkpoint, "--num", "12", "--steps", "1", "--evaluate", classifier) == 0
+    scores = json.loads(Path("samples/quality.json").read_text())
+    assert (scores["real"], scores["samples"]) == (1259, 12)
+    assert scores["fid"] > 0
+    assert 0 <= scores["recognised"] <= 1
+    assert "fid" in capsys.readouterr().out
 
     for wrong, message in [
         (["--class", "eleven"], "--class eleven: the classes are 0, 1, 2"),
