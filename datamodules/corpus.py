@@ -55,7 +55,7 @@ class RandomStarts(ResumableSampler):
 
 
 class CorpusDataModule(BaseDataModule):
-    """Blocks of tokens of a corpus, split by document (a single document into consecutive parts).
+    """Blocks of tokens of a corpus, split by document (few large ones: each into consecutive parts).
 
     The corpus is tokenised once, into memory-mapped files in a folder that is named after what went into it: files that
     change, or other settings, make another.

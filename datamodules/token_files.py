@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 from datamodules.text_tokenizers import encode_all, make_tokenizer
 from lightning_app.assets import build_once
 
-VERSION = 1  # of what is written; part of the fingerprint
+VERSION = 2  # of what is written; part of the fingerprint
+COARSE = 4  # times the smallest share: what one document may be at most, to be shared out whole
 
 
 class Documents:
@@ -68,8 +69,13 @@ def split_documents(sizes: Sequence[int], fractions: dict[str, float], seed: int
     return {train: sorted(order[start:])} | parts
 
 
+def too_coarse(sizes: Sequence[int], fractions: dict[str, float]) -> bool:
+    """Whether a document is so large a part of the corpus that sharing out whole ones would miss the fractions."""
+    return max(sizes, default=0) > COARSE * min(fractions.values()) * sum(sizes)
+
+
 def cut_document(text: str, fractions: dict[str, float]) -> dict[str, str]:
-    """Consecutive parts of a single document: a corpus of one has no documents to share out."""
+    """Consecutive parts of a document, in the order of the splits."""
     parts, start = {}, 0.0
     for name, fraction in fractions.items():
         parts[name] = text[round(start * len(text)) : round((start + fraction) * len(text))]
@@ -96,10 +102,15 @@ def build_token_files(
     def build(new: Path) -> None:
         texts = list(documents)
         rank_zero_info(f"Tokenising {len(texts):,} documents, {sum(map(len, texts)):,} characters, into {target}")
-        if len(texts) == 1:
-            splits = {name: [part] for name, part in cut_document(texts[0], fractions).items()}
+        sizes = [len(text) for text in texts]
+        if too_coarse(sizes, fractions):
+            rank_zero_info(
+                "They are too few to share out whole: each gives a consecutive part of itself to every split"
+            )
+            parts = [cut_document(text, fractions) for text in texts]
+            splits = {name: [part[name] for part in parts if part[name]] for name in fractions}
         else:
-            chosen = split_documents([len(text) for text in texts], fractions, seed)
+            chosen = split_documents(sizes, fractions, seed)
             splits = {name: [texts[index] for index in indices] for name, indices in chosen.items()}
         made = make_tokenizer(tokenizer, splits["train"], vocab_size)
         size = made.get_vocab_size()

@@ -103,6 +103,24 @@ def test_a_single_document_is_cut() -> None:
     assert len(parts["val"]) == 100
 
 
+@pytest.mark.parametrize("sizes", [(5000,), (5000, 300), (2000, 2000, 2000)])
+def test_few_documents_are_each_cut_and_no_text_is_in_two_splits(
+    corpus: Any, tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    texts = ["".join(chr(0x4E00 + 6000 * number + index) for index in range(size)) for number, size in enumerate(sizes)]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.md").write_text(text)
+    data = corpus(paths=[f"{tmp_path}/*.md"], tokenizer="characters", val_fraction=0.05, test_fraction=0.05)
+    facts = json.loads((data.folder / "facts.json").read_text())
+    for name, share in (("train", 0.9), ("val", 0.05), ("test", 0.05)):
+        assert facts[name]["tokens"] == pytest.approx(share * sum(sizes), abs=len(sizes))
+        assert facts[name]["documents"] == len(sizes)
+    assert json.loads(data.tokenizer_json)["model"]["vocab"].keys() == {
+        UNKNOWN,
+        *"".join(t[: round(0.9 * len(t))] for t in texts),
+    }
+
+
 def test_the_vocabulary_knows_the_training_split_alone(corpus: Any, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("ab" * 450 + "z" * 100)
     data = corpus(paths=[str(tmp_path / "one.txt")], tokenizer="characters", val_fraction=0.1, test_fraction=0.0)
