@@ -1,6 +1,7 @@
 """When to show what a generative model makes: after validations, within a budget of time."""
 
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 import pytorch_lightning as pl
@@ -8,7 +9,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import TensorBoardLogger
 
 
-class Samples(Callback):
+class Samples(Callback, ABC):
     """Calls `show` with the last batch of a validation, while averaged weights are in place, and when a fit ends.
 
     Takes at most 5 % of a fit's time, but for the end, which is always shown. Subclasses say what to show.
@@ -42,14 +43,14 @@ class Samples(Callback):
         if last and due and not trainer.sanity_checking:
             self._show(trainer, pl_module)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Show what the finished model makes."""
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Show what the finished model makes: after every `on_train_end`, where averaged weights become the model's."""
         if self._shown_at != trainer.global_step:
             self._show(trainer, pl_module)
 
+    @abstractmethod
     def show(self, task: Any, boards: list[Any], step: int) -> None:
         """Write samples to TensorBoard's writers."""
-        raise NotImplementedError
 
     def _show(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         boards = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

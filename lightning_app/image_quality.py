@@ -20,7 +20,7 @@ from models import VisionClassifier
 NEIGHBOURS = 3
 
 
-class ClassifierFeatures(nn.Module):
+class ClassifierFeatures:
     """Images (N, C, H, W) in [0, 1] to what the last linear layer of a vision classifier sees, (N, F).
 
     Args:
@@ -31,7 +31,6 @@ class ClassifierFeatures(nn.Module):
     """
 
     def __init__(self, path: str | Path) -> None:
-        super().__init__()
         task: Any = load_task(path)
         if not isinstance(task, VisionClassifier):
             raise ValueError(f"{path} is of a {type(task).__name__}: features come from a vision classifier")
@@ -39,7 +38,7 @@ class ClassifierFeatures(nn.Module):
         layers = [module for module in task.net.modules() if isinstance(module, nn.Linear)]
         if not layers:
             raise ValueError(f"the net of {path} has no linear layer to take features from")
-        self.last, self.num_features = layers[-1], layers[-1].in_features
+        self.last = layers[-1]
         self.name = f"{Path(path)}, sha256 {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}"
 
     @torch.inference_mode()
@@ -55,10 +54,6 @@ class ClassifierFeatures(nn.Module):
         finally:
             hook.remove()
         return seen[0].flatten(1), logits.softmax(-1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Features (N, F)."""
-        return self.look(images)[0]
 
 
 class Given(nn.Module):

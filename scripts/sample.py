@@ -47,6 +47,7 @@ def main() -> int:
         task = load_task(args.ckpt)
         if not hasattr(task, "stream_images"):
             raise ValueError(f"{args.ckpt} is of a {type(task).__name__}, which makes no images")
+        judge = load_judge(args.evaluate, task) if args.evaluate else None
         labels = labels_for(args.label, args.num, task.class_names if task.num_classes else [])
         options = {"sampler": args.sampler, "steps": args.steps, "guidance": args.guidance, "eta": args.eta}
         options |= {"clipping": args.clipping, "seed": args.seed}
@@ -67,7 +68,7 @@ def main() -> int:
             save_image(image, args.out / f"{name.replace('/', '-')}.png")
         columns = min(args.num, 10 * max(1, round(args.num**0.5 / 10)))  # tens, so that ten classes stand in columns
         save_image(make_picture(samples, columns), args.out / "grid.png")
-        scores = evaluate(args, samples, labels, seconds) if args.evaluate else None
+        scores = evaluate(judge, args.ckpt, samples, labels) if judge else None
     except ValueError as error:
         print(f"sample.py: error: {error}", file=sys.stderr)
         return 2
@@ -75,24 +76,40 @@ def main() -> int:
     if scores:
         for name, value in scores.items():
             print(f"  {name:<14}{value:.4f}" if isinstance(value, float) else f"  {name:<14}{value}")
+        scores["seconds"] = round(seconds, 2)
         (args.out / "quality.json").write_text(json.dumps(scores, indent=2) + "\n")
     return 0
 
 
-def evaluate(args: argparse.Namespace, samples: Any, labels: list[int] | None, seconds: float) -> dict[str, Any]:
-    """Scores against the training images, and with what they were made."""
+def load_judge(path: str, task: Any) -> Any:
+    """The classifier that judges, before any image is made.
+
+    Raises:
+        ValueError: It is none, or of other images or classes.
+    """
+    from lightning_app.image_quality import ClassifierFeatures
+
+    judge = ClassifierFeatures(path)
+    channels = len(judge.task.mean)
+    if channels != task.image_shape[0]:
+        raise ValueError(f"--evaluate {path} sees images of {channels} channels, these have {task.image_shape[0]}")
+    if task.num_classes and judge.task.class_names != task.class_names:
+        raise ValueError(f"--evaluate {path} knows other classes: {', '.join(judge.task.class_names)}")
+    return judge
+
+
+def evaluate(judge: Any, checkpoint: str, samples: Any, labels: list[int] | None) -> dict[str, Any]:
+    """Scores against the training images, and by whom."""
     import torch
 
-    from lightning_app.image_quality import ClassifierFeatures, compare, look_at_all, training_images
+    from lightning_app.image_quality import compare, look_at_all, training_images
 
-    features = ClassifierFeatures(args.evaluate)
-    real, _ = look_at_all(features, training_images(args.ckpt))
-    made, seen = look_at_all(features, samples.split(256))
+    real, _ = look_at_all(judge, training_images(checkpoint))
+    made, seen = look_at_all(judge, samples.split(256))
     scores: dict[str, Any] = compare(real, made)
     if labels is not None:  # recognised as the class that was asked for
         scores["recognised"] = float((seen == torch.tensor(labels)).float().mean())
-    scores |= {"features": features.name, "real": len(real), "samples": len(made), "seconds": round(seconds, 2)}
-    return scores
+    return scores | {"features": judge.name, "real": len(real), "samples": len(made)}
 
 
 def labels_for(chosen: str | None, num: int, class_names: list[str]) -> list[int] | None:

@@ -140,8 +140,8 @@ class FlexAttention:
 
         queries, keys = q.shape[-2], k.shape[-2]
         if self._compiled is None:
-            # for each shape anew: with dynamic shapes torch 2.14 writes C++ that does not compile on AVX2
-            self._compiled = torch.compile(flex_attention, dynamic=False)
+            # on a CPU for each shape anew: with dynamic ones torch 2.14 writes C++ that does not compile on AVX2
+            self._compiled = torch.compile(flex_attention, dynamic=q.device.type != "cpu")
         block_mask = None
         if not (mask.is_plain(queries, keys) and not mask.causal):
             batched = mask.documents is not None or mask.padding is not None

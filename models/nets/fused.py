@@ -1,7 +1,7 @@
 """Norm, rotation and gate with gradients written by hand: fewer passes over memory than autograd makes of their parts.
 
-On small nets on a CPU they are a good part of a step. Exporters and the compiler see the plain operations, which they
-know.
+On small nets on a CPU they are a good part of a step. Without gradients, exporters and the compiler see the plain
+operations, which they know.
 """
 
 from typing import Any

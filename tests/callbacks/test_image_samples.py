@@ -57,6 +57,16 @@ def test_averaged_weights_make_the_samples_of_a_validation(tiny: Any) -> None:
     assert seen == [True, True]
 
 
+@pytest.mark.parametrize("average_first", [True, False])
+def test_the_end_shows_the_average_wherever_its_callback_stands(tiny: Any, average_first: bool) -> None:
+    painter, samples = task(tiny, 2), ImageSamples()
+    samples.BUDGET = -1.0  # the end alone
+    callbacks = [EMAWeightAveraging(decay=0.9), samples]
+    trainer = tiny.trainer(callbacks=callbacks if average_first else callbacks[::-1], max_epochs=2)
+    trainer.fit(painter, tiny.loader(), tiny.loader())
+    assert all(map(torch.equal, painter.weights, painter.parameters()))  # which are the averaged ones now
+
+
 def test_small_images_are_enlarged_without_blur() -> None:
     images = torch.zeros(3, 1, 8, 8)
     images[1, 0, 0, 0] = 1.0

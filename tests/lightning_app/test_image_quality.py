@@ -71,7 +71,7 @@ def test_features_are_what_the_last_layer_sees(in_tmp: Path, monkeypatch: pytest
         logits = task((images - 0.3053) / 0.3759)
         torch.testing.assert_close(task.net.head[1](seen), logits)
         torch.testing.assert_close(probabilities, logits.softmax(-1))
-    assert seen.shape == (5, features.num_features)
+    assert seen.shape == (5, features.last.in_features)
     assert "last.ckpt, sha256 " in features.name
     together, classes = look_at_all(features, [images[:2], images[2:]])
     torch.testing.assert_close(together, seen)

@@ -61,6 +61,7 @@ def test_one_file_an_image_and_a_grid(
         (["--sampler", "heun"], "sampler heun does not fit a net that predicts v"),
         (["--num", "0"], "--num (0)"),
         (["--ckpt", "none.ckpt"], "there is no checkpoint none.ckpt"),
+        (["--evaluate", checkpoint], "is of a DiffusionModel: features come from a vision classifier"),
     ]:
         assert sample(monkeypatch, "--ckpt", checkpoint, *wrong) == 2
         assert message in capsys.readouterr().err
