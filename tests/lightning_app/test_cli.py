@@ -262,31 +262,6 @@ def test_appending_a_callback_keeps_the_defaults(in_tmp: Path) -> None:
     assert {"Dashboard", "GracefulInterruption", "RichModelSummary", "ModelCheckpoint"} <= set(names)
 
 
-@pytest.mark.parametrize(
-    ("native", "arguments", "expected"),
-    [
-        (False, ["--trainer=part.yaml"], "32-true"),
-        (True, ["--trainer=part.yaml"], "bf16-mixed"),
-        (False, ["--trainer=part.yaml", "--trainer.precision=bf16-mixed"], "bf16-mixed"),
-        (False, ["--trainer.precision", "bf16-true"], "bf16-true"),
-    ],
-)
-def test_a_recipes_bf16_gives_way_to_float32_where_the_cpu_would_emulate_it(
-    in_tmp: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    native: bool,
-    arguments: list[str],
-    expected: str,
-) -> None:
-    monkeypatch.setattr("lightning_app.cli.has_bfloat16", lambda device: native)
-    Path("part.yaml").write_text("precision: bf16-mixed\naccelerator: cpu\n")
-    cli = build(["fit", *TINY, *arguments])
-    assert str(cli.trainer.precision) == expected
-    said = "--trainer.precision bf16-mixed insists on it" in capsys.readouterr().out
-    assert said == (expected == "32-true")
-
-
 def test_recipe_parts_and_single_fields_can_be_swapped(in_tmp: Path) -> None:
     cli = build(["fit", *TINY, "--model.optimizer=models.optim.MuonAdamW", "--model.optimizer.lr=0.01"])
     assert cli.model.optimizer_factory is not None

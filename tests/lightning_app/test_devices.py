@@ -1,9 +1,13 @@
 """Which devices multiply bfloat16, and what the Trainer's accelerator stands for."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from lightning_app.cli import build
 from lightning_app.devices import has_bfloat16, trains_on_cpu
+from tests.tiny_run import TINY
 
 
 @pytest.mark.parametrize(
@@ -38,3 +42,28 @@ def test_auto_is_the_cpu_where_there_is_nothing_else(
     assert trains_on_cpu(None) is expected
     assert trains_on_cpu("cpu")
     assert not trains_on_cpu("gpu")
+
+
+@pytest.mark.parametrize(
+    ("native", "arguments", "expected"),
+    [
+        (False, ["--trainer=part.yaml"], "32-true"),
+        (True, ["--trainer=part.yaml"], "bf16-mixed"),
+        (False, ["--trainer=part.yaml", "--trainer.precision=bf16-mixed"], "bf16-mixed"),
+        (False, ["--trainer.precision", "bf16-true"], "bf16-true"),
+    ],
+)
+def test_a_recipes_bf16_gives_way_to_float32_where_the_cpu_would_emulate_it(
+    in_tmp: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    native: bool,
+    arguments: list[str],
+    expected: str,
+) -> None:
+    monkeypatch.setattr("lightning_app.cli.has_bfloat16", lambda device: native)
+    Path("part.yaml").write_text("precision: bf16-mixed\naccelerator: cpu\n")
+    cli = build(["fit", *TINY, *arguments])
+    assert str(cli.trainer.precision) == expected
+    said = "--trainer.precision bf16-mixed insists on it" in capsys.readouterr().out
+    assert said == (expected == "32-true")
