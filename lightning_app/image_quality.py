@@ -4,6 +4,7 @@ A score depends on the network that gives the features, so that the report names
 """
 
 import hashlib
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,9 @@ def compare(real: Tensor, made: Tensor) -> dict[str, float]:
 
     subset = min(100, len(real), len(made))
     fid: Any = FrechetInceptionDistance(feature=Given(real.shape[1]), input_img_size=(1, 1, 1))
-    kid: Any = KernelInceptionDistance(feature=Given(real.shape[1]), subsets=50, subset_size=subset)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*will save all extracted features")  # which are here already
+        kid: Any = KernelInceptionDistance(feature=Given(real.shape[1]), subsets=50, subset_size=subset)
     for metric in (fid, kid):
         metric.update(real, real=True)
         metric.update(made, real=False)
