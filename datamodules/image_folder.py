@@ -151,6 +151,12 @@ class ImageFolderDataModule(ImageDataModule):
             on_error=self.on_error,
         )
 
+    def plain(self, split: Split) -> ImageFiles:
+        """As `ImageDataModule.plain`: training photos are cropped in the middle."""
+        dataset = self.datasets[split]
+        assert isinstance(dataset, ImageFiles)
+        return self.make_dataset("val", dataset.paths, dataset.labels.tolist())
+
     def skipped(self) -> list[str]:
         """Paths of the photos left out so far on this rank, sorted."""
         files = (dataset for dataset in self.datasets.values() if isinstance(dataset, ImageFiles))

@@ -1,5 +1,6 @@
 """What image datamodules share: the facts, the transforms, and a dataset of images held in memory."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar, get_args
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from datamodules.base import BaseDataModule
+from datamodules.base import BaseDataModule, Split
 from datamodules.splits import stratified_split
 from datamodules.transforms import Augment, Fill, ImageTransform, make_policy
 
@@ -126,6 +127,12 @@ class ImageDataModule(BaseDataModule):
             policy=make_policy(self.augment),
             erasing=self.random_erasing,
         )
+
+    def plain(self, split: Split) -> Dataset[Batch]:
+        """A split that has been set up, with nothing random about it."""
+        dataset = copy.copy(self.datasets[split])
+        dataset.transform = self.eval_transform()  # type: ignore[attr-defined]
+        return dataset
 
     def add_train_and_val(self, images: Tensor, labels: Tensor, *, val_fraction: float, max_shift: int) -> None:
         """Uses one labelled set in memory for training, with a stratified part held out for validation.

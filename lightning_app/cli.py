@@ -251,7 +251,7 @@ def run(argv: list[str]) -> int:
     quiet_lightning()
     try:
         AppCLI(argv)
-    except (ValueError, RuntimeError, OSError, ImportError, MisconfigurationException) as error:
+    except (ValueError, RuntimeError, OSError, ImportError, FloatingPointError, MisconfigurationException) as error:
         line = users_mistake(error)
         if line is None or os.environ.get("TRACEBACK"):
             raise

@@ -111,7 +111,7 @@ def users_mistake(error: Exception) -> str | None:
         trace = [line for line in text.splitlines() if line.strip().startswith("File ")]
         ours = bool(trace) and _is_ours(Path(trace[-1].split('"')[1]))
         return text.splitlines()[-1].split(": ", 1)[-1] if ours else None
-    if isinstance(error, ValueError | OSError | ImportError) and _is_ours(_raised_in(error)):
+    if isinstance(error, ValueError | OSError | ImportError | FloatingPointError) and _is_ours(_raised_in(error)):
         return " ".join(text.split())
     # jsonargparse raises an error of its own from the one that a class raised
     inner = error.__cause__ or error.__context__

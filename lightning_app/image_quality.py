@@ -1,60 +1,22 @@
-"""How good generated images are: FID, KID, precision and recall on the features of one of our own classifiers.
+"""How good generated images are: FID, KID, precision and recall, against what the run was trained on."""
 
-A score depends on the network that gives the features, so that the report names it by its hash: compare like with like.
-"""
-
-import hashlib
+import math
+import sys
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
+from tqdm import tqdm
 
-from lightning_app.checkpoints import load_task
-from models import VisionClassifier
+from lightning_app.image_features import Features, look_at_all
+from lightning_app.run_folder import datamodule_of, folder_of
 
-# N images, C channels, H height, W width, F features, K classes
+# N images, C channels, H height, W width, F features
 
 NEIGHBOURS = 3
-
-
-class ClassifierFeatures:
-    """Images (N, C, H, W) in [0, 1] to what the last linear layer of a vision classifier sees, (N, F).
-
-    Args:
-        path: A checkpoint of a VisionClassifier.
-
-    Raises:
-        ValueError: It is of another task, or the net ends in no linear layer.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        task: Any = load_task(path)
-        if not isinstance(task, VisionClassifier):
-            raise ValueError(f"{path} is of a {type(task).__name__}: features come from a vision classifier")
-        self.task = task
-        layers = [module for module in task.net.modules() if isinstance(module, nn.Linear)]
-        if not layers:
-            raise ValueError(f"the net of {path} has no linear layer to take features from")
-        self.last = layers[-1]
-        self.name = f"{Path(path)}, sha256 {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}"
-
-    @torch.inference_mode()
-    def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (N, F) and probabilities (N, K)."""
-        mean, std = (torch.tensor(figures).view(-1, 1, 1) for figures in (self.task.mean, self.task.std))
-        if images.shape[1] != len(mean):
-            raise ValueError(f"images have {images.shape[1]} channels and the classifier knows {len(mean)}")
-        seen: list[Tensor] = []
-        hook = self.last.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
-        try:
-            logits = self.task((images - mean) / std)
-        finally:
-            hook.remove()
-        return seen[0].flatten(1), logits.softmax(-1)
 
 
 class Given(nn.Module):
@@ -98,35 +60,38 @@ def precision_and_recall(real: Tensor, made: Tensor) -> tuple[float, float]:
     """
 
     def covered(points: Tensor, centres: Tensor) -> float:
-        among = torch.cdist(centres, centres).fill_diagonal_(torch.inf)
-        reach = among.kthvalue(min(NEIGHBOURS, len(centres) - 1), dim=1).values
-        return float((torch.cdist(points, centres) <= reach).any(1).float().mean())
+        nearest = min(NEIGHBOURS, len(centres) - 1) + 1  # the first is itself
+        reach = torch.cat([torch.cdist(part, centres).kthvalue(nearest, dim=1).values for part in centres.split(1024)])
+        within = [(torch.cdist(part, centres) <= reach).any(1) for part in points.split(1024)]
+        return float(torch.cat(within).float().mean())
 
     real, made = real.double(), made.double()
     return covered(made, real), covered(real, made)
 
 
-def look_at_all(features: ClassifierFeatures, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Features (N, F) and predicted classes (N,) of batches of images."""
-    seen = [features.look(images) for images in batches]
-    return torch.cat([part for part, _ in seen]), torch.cat([part.argmax(1) for _, part in seen])
+def reference_features(features: Features, checkpoint: str | Path, most: int = 10_000) -> Tensor:
+    """Features (N, F) of what a run was trained on, kept in the run's folder so that the next comparison has them.
 
-
-def training_images(checkpoint: str | Path) -> list[Tensor]:
-    """Batches (N, C, H, W) in [0, 1] of what a run was trained on, by the configuration that it left, not augmented.
+    Args:
+        features: The network.
+        checkpoint: A checkpoint of the run, whose configuration tells the data.
+        most: Images N, evenly spaced among all if there are more.
 
     Raises:
         ValueError: The configuration is not where the run left it.
     """
-    from lightning_app.cli import build
-
-    config = Path(checkpoint).resolve().parents[1] / "config.yaml"
-    if not config.exists():
-        raise ValueError(f"--evaluate reads the data's configuration from {config}, which is not there")
-    data: Any = build(["validate", "--config", str(config), "--trainer.logger=false"]).datamodule
-    data.setup("fit")
-    dataset = data.datasets["train"]
-    dataset.transform = data.eval_transform()
+    data, file = datamodule_of(checkpoint), folder_of(checkpoint) / "reference_features.pt"
+    dataset = data.plain("train")
+    known = f"{features.name}; {len(dataset)} images, at most {most}"
+    if file.exists():
+        kept = torch.load(file, weights_only=True)
+        if kept["of"] == known:
+            return kept["features"]
+    step = max(1, math.ceil(len(dataset) / most))
+    chosen = Subset(dataset, range(0, len(dataset), step))
+    loader = DataLoader(chosen, batch_size=256, collate_fn=data.collate_fn)
     mean, std = (torch.tensor(figures).view(-1, 1, 1) for figures in (data.mean, data.std))
-    loader = DataLoader(dataset, batch_size=256, collate_fn=data.collate_fn)
-    return [images * std + mean for images, _ in loader]
+    progress = tqdm(loader, desc="training images", unit="batch", file=sys.stderr)
+    seen, _ = look_at_all(features, (images * std + mean for images, _ in progress))
+    torch.save({"of": known, "features": seen}, file)
+    return seen

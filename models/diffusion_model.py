@@ -116,8 +116,8 @@ class DiffusionModel(Task):
         losses = self.losses(images, labels, t, torch.randn_like(images))
         loss = (losses * self.process.loss_weight(t, self.min_snr_gamma)).mean()
         if not torch.isfinite(loss):
-            raise RuntimeError(
-                f"the loss is {float(loss)} at step {self.global_step}: the last checkpoint holds the state before; "
+            raise FloatingPointError(
+                f"the loss is {loss.item()} at step {self.global_step}: the last checkpoint holds the state before; "
                 "lower the learning rate, or set --trainer.gradient_clip_val 1"
             )
         if self.is_logging_step:
@@ -176,7 +176,7 @@ class DiffusionModel(Task):
             sampler: See `models.diffusion_samplers`. None: dpm++, or heun for flow matching.
             steps: Steps of the sampler.
             guidance: How far to go from what the net would make without a class; 1 is no guidance.
-            eta: DDIM's share of DDPM's noise.
+            eta: Share of chance in ddim and dpm++, see `models.diffusion_samplers`.
             clipping: How predicted images are kept within [-1, 1]: none, static, dynamic.
             seed: Image number i follows from seed and i, whatever the others.
             first: Number of the first image.
@@ -195,7 +195,7 @@ class DiffusionModel(Task):
             raise ValueError(f"guidance ({guidance}) needs a net trained with label_dropout above 0")
         count = num if labels is None else len(labels)
         device = self.mean.device
-        generators = [torch.Generator().manual_seed(mix(seed, first + index)) for index in range(count)]
+        generators = generators_of(seed, first, count)
         start = draw(generators, self.image_shape, device)
         x = start if noise is None else noise.to(device)
         classes = None if labels is None else torch.tensor(labels, device=device)
@@ -218,6 +218,10 @@ class DiffusionModel(Task):
         finally:
             self.train(was_training)
 
+    def starting_noise(self, num: int, *, seed: int = 0, first: int = 0) -> Tensor:
+        """What `stream_images` starts from, (N, C, H, W)."""
+        return draw(generators_of(seed, first, num), self.image_shape, self.mean.device)
+
     def generate_images(self, labels: Sequence[int] | None = None, **options: Any) -> Tensor:
         """New images (N, C, H, W) in [0, 1]; options as `stream_images`."""
         *_, images = self.stream_images(labels, **options)
@@ -235,6 +239,7 @@ def spread_times(
     return (places * total).long().clamp(max=total - 1)[order].to(device)
 
 
-def mix(seed: int, index: int) -> int:
-    """One seed of two numbers."""
-    return (seed * 1_000_003 + index * 7_919) % 2**63
+def generators_of(seed: int, first: int, count: int) -> list[torch.Generator]:
+    """A generator for each image, that follows from the seed and the image's number."""
+    seeds = [(seed * 1_000_003 + (first + index) * 7_919) % 2**63 for index in range(count)]
+    return [torch.Generator().manual_seed(seed) for seed in seeds]

@@ -67,8 +67,8 @@ def sample(
         x: The noise to start from.
         sampler: The method.
         steps: Steps; Heun asks the net twice in each but the last.
-        generators: Chance, one an image; DDPM and DDIM with eta draw from them.
-        eta: DDIM's share of DDPM's noise.
+        generators: Chance, one an image; DDPM, and the others with eta, draw from them.
+        eta: Share of chance in DDIM, 1 for DDPM's, and in DPM-Solver++, 1 for its SDE.
         clipping: How predicted images are kept within [-1, 1].
 
     Raises:
@@ -98,7 +98,8 @@ def sample(
             x = heun_step(process, image_at, x, t, s)
         elif sampler == "dpm++":
             image = image_at(x, t)
-            x, length = dpm_step(process, image, x, t, s, before)
+            noise = draw(generators, x.shape[1:], x.device).to(x) if eta else torch.zeros_like(x)
+            x, length = dpm_step(process, image, x, t, s, before, eta, noise)
             before = image, length
         else:
             image = image_at(x, t)
@@ -124,15 +125,26 @@ def ddim_step(
 
 
 def dpm_step(
-    process: DiffusionProcess, image: Tensor, x: Tensor, t: Tensor, s: Tensor, before: tuple[Tensor, Tensor] | None
+    process: DiffusionProcess,
+    image: Tensor,
+    x: Tensor,
+    t: Tensor,
+    s: Tensor,
+    before: tuple[Tensor, Tensor] | None,
+    eta: float,
+    noise: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """x_s of x_t, and the step's length in log SNR (Lu et al., arXiv 2211.01095); first order at the ends."""
+    """x_s of x_t, and the step's length in log SNR (Lu et al., arXiv 2211.01095; with an eta of 1 its
+    SDE-DPM-Solver++(2M)); first order at the ends.
+    """
     (alpha_t, sigma_t), (alpha_s, sigma_s) = process.level(t), process.level(s)
     length = (alpha_s / sigma_s).log() - (alpha_t / sigma_t).log()  # without end at the image itself
     if before is not None and bool((s >= 0).all()):
         ratio = before[1] / length
         image = image + (image - before[0]) / (2 * ratio)
-    return sigma_s / sigma_t * x - alpha_s * torch.expm1(-length) * image, length
+    kept = sigma_s / sigma_t * torch.exp(-eta * length) if eta else sigma_s / sigma_t
+    random = sigma_s * torch.sqrt(-torch.expm1(-2 * eta * length)) if eta else torch.zeros_like(sigma_s)
+    return kept * x - alpha_s * torch.expm1(-(1 + eta) * length) * image + random * noise, length
 
 
 def heun_step(

@@ -88,7 +88,7 @@ def stand_ins(recipe: str, folder: Path, tokenizer: str) -> list[str]:
         return [f"--data.root={photos(folder / 'photos')}", "--data.image_size=32", "--model.net.pretrained=null"]
     if recipe == "vision_image_folder_scratch.yaml":
         return [f"--data.root={photos(folder / 'photos')}"]
-    if recipe == "vision_fashion_mnist.yaml":
+    if recipe.endswith("fashion_mnist.yaml"):
         return [f"--data.root={idx_files(folder / 'fashion')}"]
     return []
 

@@ -40,9 +40,10 @@ class Mask:
 
     def is_plain(self, queries: int, keys: int) -> bool:
         """Whether nothing but the causal rule, if that, is left to check."""
-        given = (self.documents, self.padding, self.query_positions, self.key_positions)
-        near = self.window is None or self.window >= keys
-        return near and all(part is None for part in given) and (queries == keys or not self.causal)
+        # lengths are asked for last: torch.export may not know them
+        if any(part is not None for part in (self.documents, self.padding, self.query_positions, self.key_positions)):
+            return False
+        return (self.window is None or self.window >= keys) and (not self.causal or queries == keys)
 
     def allowed(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """True where a query may see a key: (Q, K) or (B, 1, Q, K). None: everywhere."""
@@ -87,7 +88,7 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float =
     A window is computed block by block where it is short against the sequence: the cost then grows with the window.
     """
     queries, keys = q.shape[-2], k.shape[-2]
-    grouped = q.shape[1] != k.shape[1]
+    grouped = bool(q.shape[1] != k.shape[1])  # a tensor, while torch.jit traces
     if mask.is_plain(queries, keys):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=mask.causal, enable_gqa=grouped)
     if _in_blocks(mask, queries, keys):

@@ -68,6 +68,8 @@ class SpatialAttention(nn.Module):
     def __init__(self, channels: int, head_dim: int, kernel: Kernel) -> None:
         super().__init__()
         self.num_heads = max(1, channels // head_dim)
+        if channels % self.num_heads:
+            raise ValueError(f"{channels} channels do not divide into {self.num_heads} heads of head_dim ({head_dim})")
         self.norm = group_norm(channels)
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.out = zeroed(nn.Conv2d(channels, channels, 1))
@@ -137,6 +139,8 @@ class UNet(nn.Module):
         conditional: Whether the net is told the class; label K stands for none.
         widths: Channels at each resolution; each halves the one before.
         blocks: Residual blocks at each resolution, one more on the way up.
+        patch_size: Side P of the patches whose pixels become channels (Hoogeboom et al., arXiv 2301.11093): the first
+            resolution is `image_size` / P, at a fraction of the time.
         attention_at: Resolutions (heights) with attention; the middle always has it.
         head_dim: Channels of an attention head.
         dropout: Dropout within residual blocks.
@@ -157,23 +161,27 @@ class UNet(nn.Module):
         conditional: bool = True,
         widths: Sequence[int] = (32, 64),
         blocks: int = 2,
+        patch_size: int = 1,
         attention_at: Sequence[int] = (),
         head_dim: int = 32,
         dropout: float = 0.0,
         kernel: Kernel = "sdpa",
     ) -> None:
         super().__init__()
-        sizes = [-(-image_size // 2**index) for index in range(len(widths))]
+        if patch_size < 1 or image_size % patch_size:
+            raise ValueError(f"image_size ({image_size}) must be a multiple of patch_size ({patch_size})")
+        sizes = [-(-image_size // patch_size // 2**index) for index in range(len(widths))]
         if not widths or min(widths) < 1 or blocks < 1:
             raise ValueError(f"widths ({list(widths)}) and blocks ({blocks}) must be above 0")
         if sizes[-1] < 2:
-            raise ValueError(f"{len(widths)} widths halve images of {image_size} pixels too often: give fewer")
+            raise ValueError(f"{len(widths)} widths halve {sizes[0]} pixels too often: give fewer")
         if unknown := set(attention_at) - set(sizes):
             raise ValueError(f"attention_at {sorted(unknown)} are none of the resolutions {sizes}")
         self.num_classes = num_classes if conditional else 0
         embed_dim = 4 * widths[0]
         self.embedding = TimeAndClass(embed_dim, self.num_classes)
-        self.stem = nn.Conv2d(in_channels, widths[0], 3, padding=1)
+        self.patch_size = patch_size
+        self.stem = nn.Conv2d(in_channels * patch_size**2, widths[0], 3, padding=1)
 
         def level(before: int, after: int, attends: bool) -> Level:
             attention = SpatialAttention(after, head_dim, kernel) if attends else None
@@ -193,7 +201,7 @@ class UNet(nn.Module):
             self.up.append(Up(levels, after, last=index == 0))
             width = after
         self.norm = group_norm(width)
-        self.head = zeroed(nn.Conv2d(width, in_channels, 3, padding=1))
+        self.head = zeroed(nn.Conv2d(width, in_channels * patch_size**2, 3, padding=1))
 
     def forward(self, x: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
         """The prediction (B, C, H, W).
@@ -204,7 +212,7 @@ class UNet(nn.Module):
             labels: Classes (B,); K, or None, is no class.
         """
         embedding = self.embedding(time, labels)
-        x = self.stem(x)
+        x = self.stem(F.pixel_unshuffle(x, self.patch_size))
         skips = [x]
         for down in self.down:
             skips += down(skips[-1], embedding)
@@ -213,7 +221,7 @@ class UNet(nn.Module):
             x = level(x, embedding)
         for up in self.up:
             x = up(x, embedding, skips)
-        return self.head(F.silu(self.norm(x)))
+        return F.pixel_shuffle(self.head(F.silu(self.norm(x))), self.patch_size)
 
     @property
     def stages(self) -> list[list[nn.Module]]:

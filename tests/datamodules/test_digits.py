@@ -49,6 +49,15 @@ def test_batch_is_normalised(digits: DigitsDataModule) -> None:
     assert raw.max() == pytest.approx(1, abs=1e-4)
 
 
+def test_plain_training_images_have_nothing_random(digits: DigitsDataModule) -> None:
+    datamodule = DigitsDataModule(augment="crop", max_shift=3)
+    datamodule.setup("fit")
+    everything = list(range(100))
+    plain = datamodule.plain("train").__getitems__(everything)[0]
+    assert torch.equal(plain, datamodule.eval_transform()(digits.datasets["train"].images[:100]))
+    assert not torch.equal(datamodule.datasets["train"].__getitems__(everything)[0], plain)  # left as it was
+
+
 def test_size_and_channels_on_demand() -> None:
     datamodule = DigitsDataModule(image_size=32, in_channels=3, batch_size=2)
     datamodule.setup("predict")

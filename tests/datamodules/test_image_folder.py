@@ -139,6 +139,15 @@ def test_augmentations_in_grey_and_colour(make_tree: MakeTree, augment: str, in_
     assert torch.equal(first, again)
 
 
+def test_plain_training_photos_have_nothing_random(make_tree: MakeTree) -> None:
+    datamodule = folder_module(make_tree(FOLDERS), augment="trivial", random_erasing=0.9)
+    datamodule.setup("fit")
+    plain, train = datamodule.plain("train"), datamodule.datasets["train"]
+    assert plain.paths == train.paths
+    assert torch.equal(plain[0][0], plain[0][0])
+    assert not all(torch.equal(train[index][0], plain[index][0]) for index in range(len(plain)))
+
+
 @pytest.mark.parametrize("where", ["test", "folder", "file"])
 def test_predict(make_tree: MakeTree, where: str) -> None:
     root = make_tree(FOLDERS)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_app.cli import run
-from lightning_app.image_quality import ClassifierFeatures, compare, look_at_all, precision_and_recall
+from lightning_app.image_features import ClassifierFeatures, InceptionFeatures, load_features, look_at_all
+from lightning_app.image_quality import compare, precision_and_recall
 from models import VisionClassifier
 from models.nets.resnet9 import ResNet9
 
@@ -66,15 +67,38 @@ def test_features_are_what_the_last_layer_sees(in_tmp: Path, monkeypatch: pytest
     task = features.task
     assert isinstance(task, VisionClassifier)
     assert isinstance(task.net, ResNet9)
-    seen, probabilities = features.look(images)
+    seen, found = features.look(images)
     with torch.inference_mode():
         logits = task((images - 0.3053) / 0.3759)
         torch.testing.assert_close(task.net.head[1](seen), logits)
-        torch.testing.assert_close(probabilities, logits.softmax(-1))
+        assert torch.equal(found, logits.argmax(1))
     assert seen.shape == (5, features.last.in_features)
     assert "last.ckpt, sha256 " in features.name
     together, classes = look_at_all(features, [images[:2], images[2:]])
     torch.testing.assert_close(together, seen)
-    assert torch.equal(classes, probabilities.argmax(1))
+    assert torch.equal(classes, found)
     with pytest.raises(ValueError, match="images have 3 channels and the classifier knows 1"):
         features.look(torch.rand(1, 3, 8, 8))
+
+
+def test_inception_is_the_one_of_fid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    torch.manual_seed(0)
+    weights: dict[str, Tensor] = {}
+    with monkeypatch.context() as patch:  # random weights in the place of those that it downloads
+        patch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda self, _: weights.update(self.state_dict()))
+        torch.save({}, tmp_path / "none.pth")
+        FeatureExtractorInceptionV3("any", ["2048"], str(tmp_path / "none.pth"))
+    torch.save(weights, tmp_path / "inception.pth")
+    features = load_features(str(tmp_path / "inception.pth"))
+    assert isinstance(features, InceptionFeatures)
+    assert features.name.startswith("InceptionV3, sha256 ")
+    images = torch.rand(2, 1, 299, 299)  # of the size that the net wants, so that nothing is resized
+    seen, classes = features.look(images)
+    oracle = FeatureExtractorInceptionV3("any", ["2048"], str(tmp_path / "inception.pth"))
+    expected = oracle((images * 255).round().to(torch.uint8).expand(-1, 3, -1, -1))[0]
+    torch.testing.assert_close(seen, expected)
+    assert classes.tolist() == [-1, -1]
+    with pytest.raises(ValueError, match=r"weights cannot be had from .*none.pth .*--evaluate CLASSIFIER"):
+        load_features(str(tmp_path / "none.pth"))

@@ -1,15 +1,20 @@
 """The diffusion task on tiny nets: what it learns, refuses and repeats."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_app.checkpoints import read_checkpoint
+from lightning_app.cli import run
 from models.diffusion_model import DiffusionModel, spread_times
 from models.nets.unet import UNet
 
@@ -62,8 +67,52 @@ def test_a_loss_that_is_not_a_number_names_the_step(trainer: Callable[..., pl.Tr
             nn.init.constant_(task.net.head.bias, float("nan"))
 
     task.on_train_batch_start = poison  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="the loss is nan at step 2"):
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 2"):
         fitter.fit(task, loader(torch.rand(64, 1, 8, 8)))
+
+
+def test_a_run_that_fails_keeps_the_good_checkpoint(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = DiffusionModel.losses
+
+    def fail_in_the_second_epoch(self: DiffusionModel, *batch: Tensor) -> Tensor:
+        return losses(self, *batch) * (torch.nan if self.training and self.global_step == 5 else 1)
+
+    monkeypatch.setattr(DiffusionModel, "losses", fail_in_the_second_epoch)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    argv = ["--config=configs/diffusion.yaml", "--model.net.widths=[8,16]", "--trainer.limit_train_batches=3"]
+    assert run(["fit", *argv, "--trainer.check_val_every_n_epoch=1"]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(
+        "train.py fit: error: the loss is nan at step 5: the last checkpoint holds the state before"
+    )
+    for name in ("last", "best"):
+        kept = read_checkpoint(f"logs/diffusion/version_0/checkpoints/{name}.ckpt")
+        assert kept["global_step"] == 3
+        assert all(bool(tensor.isfinite().all()) for tensor in kept["state_dict"].values())
+
+
+def test_checkpoints_keep_averaged_and_raw_weights_exactly(trainer: Callable[..., pl.Trainer], tmp_path: Path) -> None:
+    class ByHand(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *batch: Any) -> None:
+            raw = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
+            old = getattr(self, "average", raw)
+            self.raw, self.average = raw, {name: 0.9 * old[name] + 0.1 * raw[name] for name in raw}
+
+    by_hand, task = ByHand(), make_task(optimizer=lambda groups: torch.optim.Adam(groups, lr=1e-2))
+    fitter = trainer(
+        max_epochs=2,
+        callbacks=[by_hand, EMAWeightAveraging(decay=0.9), ModelCheckpoint(tmp_path, filename="last")],
+        enable_checkpointing=True,
+    )
+    data = loader(torch.rand(64, 1, 8, 8))
+    fitter.fit(task, data, data)
+    kept = read_checkpoint(tmp_path / "last.ckpt")
+    for name, tensor in by_hand.average.items():
+        assert_close(kept["state_dict"][name], tensor)
+        assert torch.equal(kept["current_model_state"][name], by_hand.raw[name])
+    assert not torch.equal(kept["state_dict"]["net.stem.weight"], by_hand.raw["net.stem.weight"])
 
 
 def test_validation_is_the_same_each_time_and_told_by_quarter(trainer: Callable[..., pl.Trainer]) -> None:

@@ -72,6 +72,29 @@ def test_ancestral_steps_are_those_of_diffusers_with_the_same_noise(monkeypatch:
     assert_close(ours(process, x, sampler="ddpm", steps=50, clipping="static"), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("prediction", KINDS)
+def test_dpm_with_chance_is_that_of_diffusers_with_the_same_noise(
+    prediction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diffusers import DPMSolverMultistepScheduler
+    from diffusers.schedulers import scheduling_dpmsolver_multistep as module
+
+    process = DiffusionProcess("linear", prediction)  # type: ignore[arg-type]
+    x = torch.randn(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    noises = seeds()
+    monkeypatch.setattr(module, "randn_tensor", lambda *args, **kwargs: draw(noises, x.shape[1:], "cpu"))
+    options = COMMON | {"prediction_type": KINDS[prediction], "final_sigmas_type": "zero"}
+    scheduler = DPMSolverMultistepScheduler(**options, beta_end=0.02, beta_start=1e-4, algorithm_type="sde-dpmsolver++")
+    scheduler.set_timesteps(20)
+    theirs, expected = x, []
+    for t in scheduler.timesteps:
+        theirs = scheduler.step(net(theirs, t.expand(2)), t, theirs).prev_sample
+        expected.append(theirs)
+    found = ours(process, x, sampler="dpm++", steps=20, eta=1.0)
+    scale = max(float(step.abs().max()) for step in expected)
+    assert_close([step / scale for step in found], [step / scale for step in expected], atol=1e-5, rtol=1e-5)
+
+
 def test_heun_is_that_of_diffusers() -> None:
     from diffusers import FlowMatchHeunDiscreteScheduler
 
@@ -89,7 +112,9 @@ def test_heun_is_that_of_diffusers() -> None:
     assert_close(ours(process, x, sampler="heun", steps=steps)[-1], theirs, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"sampler": "ddpm"}, {"sampler": "ddim", "eta": 0.7}, {"sampler": "dpm++"}])
+@pytest.mark.parametrize(
+    "options", [{"sampler": "ddpm"}, {"sampler": "ddim", "eta": 0.7}, {"sampler": "dpm++", "eta": 0.5}]
+)
 def test_an_image_follows_from_its_seed_whatever_the_batch(options: dict[str, Any]) -> None:
     process = DiffusionProcess("cosine", "v")
 

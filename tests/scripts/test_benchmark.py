@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lightning_app.cli import run
 from scripts.benchmark import main
 
 
@@ -55,3 +56,30 @@ def test_language_trains_both_nets(in_tmp: Path, monkeypatch: pytest.MonkeyPatch
     assert (plain["net"], ours["net"]) == ("plain GPT", "recipe")
     assert ours["steps to 100.0"] == 2
     assert float(ours["validation loss"]) > 0
+
+
+def test_samplers_are_scored_for_each_run(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    quick = ["--trainer.max_steps=6", "--trainer.limit_val_batches=1", "--test_after_fit=false"]
+    checks = ["--trainer.check_val_every_n_epoch=null", "--trainer.val_check_interval=6"]
+    learn = ["--model.optimizer.lr=0.1", "--model.schedule.warmup=0"]  # far in a few steps: raw differs from averaged
+    assert run(["fit", "--config=configs/diffusion.yaml", "--model.net.widths=[8,16]", *learn, *quick, *checks]) == 0
+    net = ["--model.net=ResNet9", "--model.net.widths=[4,8]"]
+    assert run(["fit", "--config=configs/vision.yaml", *net, *quick]) == 0
+    argv = ["--ckpts", "logs/diffusion/version_0/checkpoints/last.ckpt"]
+    argv += ["--judge", "logs/vision/version_0/checkpoints/last.ckpt", "--num", "12", "--batch_size", "5", "--raw"]
+    rows = rows_of(monkeypatch, "samplers", *argv, "--samplers", "dpm++:2", "ddpm:4")
+    assert [(row["weights"], row["sampler"]) for row in rows] == [
+        ("averaged", "dpm++:2"),
+        ("averaged", "ddpm:4"),
+        ("raw", "dpm++:2"),
+    ]
+    assert len({row["FID"] for row in rows}) == 3
+    assert all(row["prediction, noising"] == "v, cosine" for row in rows)
+
+
+def test_the_unet_is_compared_at_equal_parameters(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("denoising_diffusion_pytorch", reason="the extra `benchmark` is not installed")
+    rows = rows_of(monkeypatch, "unet", "--rounds", "1", "--batch_size", "2", "--image_size", "16")
+    theirs, *ours = (row["parameters (M)"] for row in rows)
+    assert ours == pytest.approx([theirs, theirs], rel=0.05)

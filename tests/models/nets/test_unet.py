@@ -23,8 +23,19 @@ def test_the_prediction_has_the_images_shape(size: int, widths: tuple[int, ...])
     assert net(x, torch.tensor([1.0, 900.0])).shape == x.shape
 
 
+def test_patches_make_the_first_resolution_smaller() -> None:
+    x, time = torch.randn(2, 3, 8, 8), torch.tensor([1.0, 900.0])
+    whole, patches = make(in_channels=3), make(in_channels=3, patch_size=2, widths=(8,))
+    assert patches(x, time).shape == whole(x, time).shape == x.shape
+    seen = []
+    patches.stem.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
+    patches(x, time)
+    assert torch.equal(seen[0][0][:, :4, 1, 2], x[:, 0, 2:4, 4:6].flatten(1))  # a patch's pixels are channels
+    assert seen[0][1].shape == (2, 8, 4, 4)
+
+
 def test_every_parameter_gets_a_gradient() -> None:
-    net = make(attention_at=[8])
+    net = make(attention_at=[4], patch_size=2)
     net(torch.randn(4, 1, 8, 8), torch.rand(4) * 1000, torch.tensor([0, 1, 2, 3])).square().sum().backward()
     assert [name for name, p in net.named_parameters() if p.grad is None or not p.grad.any()] == []
 
@@ -66,7 +77,9 @@ def test_kernels_agree() -> None:
     [
         ({"widths": ()}, "must be above 0"),
         ({"blocks": 0}, "must be above 0"),
-        ({"widths": (8, 8, 8, 8)}, "4 widths halve images of 8 pixels too often"),
+        ({"patch_size": 3}, r"image_size \(8\) must be a multiple of patch_size \(3\)"),
+        ({"widths": (8, 8, 8, 8)}, "4 widths halve 8 pixels too often"),
+        ({"widths": (8, 40), "head_dim": 13}, r"40 channels do not divide into 3 heads of head_dim \(13\)"),
         ({"attention_at": [5]}, r"attention_at \[5\] are none of the resolutions \[8, 4\]"),
     ],
 )
