@@ -36,7 +36,8 @@ def test_a_checkpoint_is_all_it_takes(checkpoint: Path, root: Path, in_tmp: Path
     done = generate(root, *argv)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("the quick ")
-    assert len(done.stdout) == len("the quick ") + 40 + 1
+    made = done.stdout.removeprefix("the quick ").removesuffix("\n").replace("<unk>", "?")  # the net is hardly trained
+    assert len(made) == 40
     stopped = generate(root, *argv, "--temperature", "0", "--stop", " ")
     assert " " not in stopped.stdout.removeprefix("the quick ").rstrip("\n")
     full = generate(root, *argv, "--when_full", "error")
