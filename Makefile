@@ -16,7 +16,7 @@ train: $(VENV)/.train  ## set up, then train RECIPE (configs/vision.yaml) and te
 test: lint  ## set up, then lint, types and the test suite
 	$(BIN)/python -m pytest
 
-test-slow: $(VENV)/.dev  ## the tests that take longer than half a minute
+test-slow: $(VENV)/.mobile  ## the tests that take longer than half a minute
 	$(BIN)/python -m pytest -m "slow and not gpu and not network" --timeout 3600
 
 lint: $(VENV)/.dev  ## ruff and mypy
@@ -49,4 +49,8 @@ $(VENV)/.train: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.train
 	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(VENV)/.mobile: $(VENV)/.dev
+	$(BIN)/python -m pip install -c constraints.txt -e ".[mobile]"
 	touch $@

@@ -6,14 +6,15 @@ task = load_task("logs/vision/version_0/checkpoints/best.ckpt")
 logits = task(images)
 """
 
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_fabric.utilities.load import _load_distributed_checkpoint
 from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities.consolidate_checkpoint import _format_checkpoint
 
 from lightning_app.registry import register_classes
 from models import Task
@@ -25,29 +26,51 @@ KEYWORDS = ("best", "last")
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The checkpoint's content, tensors on the CPU and mapped from the file; no code in it is run.
 
+    Of a folder of shards, as FSDP leaves it, what is beside the weights.
+
     Raises:
         ValueError: Where the file is missing, damaged, or no checkpoint; it is named.
     """
     if not Path(path).exists():
         raise ValueError(f"there is no checkpoint {path}")
+    sharded = Path(path).is_dir()
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(
+            Path(path) / "meta.pt" if sharded else path, map_location="cpu", weights_only=True, mmap=True
+        )
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
-            f"the checkpoint {path} is damaged or not a checkpoint ({os.path.getsize(path):,} bytes: {reason}); "
+            f"the checkpoint {path} is damaged or not a checkpoint ({Path(path).stat().st_size:,} bytes: {reason}); "
             "use an earlier one"
         ) from error
-    if not isinstance(content, dict) or "state_dict" not in content:
+    if not isinstance(content, dict) or not (sharded or "state_dict" in content):
         raise ValueError(f"{path} is not a Lightning checkpoint: it has no state_dict")
     return content
+
+
+def as_one_file(path: str | Path) -> Path:
+    """The checkpoint as one file: a folder of shards is joined into FOLDER.consolidated, unless it was before.
+
+    torch's reader unpickles the folder's index: it must be one that you trust.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    joined = path.with_name(f"{path.name}.consolidated")
+    if not joined.exists():
+        # Lightning's `consolidate_checkpoint` knows the weights of FSDPStrategy ("model") and fails for those of
+        # ModelParallelStrategy ("state_dict")
+        content = _load_distributed_checkpoint(path)
+        torch.save(_format_checkpoint(content) if "model" in content else content, joined)
+    return joined
 
 
 def load_task(path: str | Path, **overrides: Any) -> LightningModule:
     """The task of a checkpoint, in eval mode on the CPU, its weights loaded (the averaged ones of an EMA run).
 
     Args:
-        path: The checkpoint. It describes itself; no configuration is needed.
+        path: The checkpoint, one file or a folder of shards. It describes itself; no configuration is needed.
         **overrides: Arguments of the task that replace the recorded ones, e.g. `net=net` for a checkpoint of a task
             that was built in Python, whose net can't be recorded.
 
@@ -56,6 +79,7 @@ def load_task(path: str | Path, **overrides: Any) -> LightningModule:
     """
     register_classes()
     content = read_checkpoint(path)
+    path = as_one_file(path)
     from_command_line = "_class_path" in content.get("hyper_parameters", {})
     if not from_command_line and "net" not in overrides:
         raise ValueError(

@@ -54,7 +54,9 @@ def main() -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command line takes."""
-    parser.add_argument("--ckpt", required=True, help="a checkpoint of a diffusion model")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--ckpt", help="a checkpoint of a diffusion model")
+    source.add_argument("--artifact", help="in its place, a file that scripts/export.py made of one")
     parser.add_argument("--num", type=int, default=64, help="images to make (64)")
     parser.add_argument("--out", type=Path, default=Path("samples"), help="folder to write to (samples)")
     parser.add_argument("--class", dest="label", help="name or number of a class; by itself all take turns")
@@ -80,11 +82,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_model(args: argparse.Namespace) -> Any:
-    """The diffusion model of a checkpoint.
+    """The diffusion model of a checkpoint or an artifact.
 
     Raises:
         ValueError: It can't be read, or is of another task.
     """
+    if args.artifact:
+        from lightning_app.artifacts import load_diffusion_artifact
+
+        if args.evaluate:
+            raise ValueError("--evaluate compares with the images of a run: give its --ckpt")
+        return load_diffusion_artifact(args.artifact)
     from lightning_app.checkpoints import load_task
 
     task = load_task(args.ckpt)

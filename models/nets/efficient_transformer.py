@@ -253,7 +253,7 @@ class EfficientTransformer(nn.Module):
         """Who of `length` new tokens sees what of the cache."""
         # a full ring has pushed out what lies further back than its capacity
         near = min(self.window or cache.capacity, cache.capacity)
-        if length == 1 and cache.padding is None and near >= min(cache.length + 1, cache.capacity):
+        if length == 1 and cache.padding is None and cache.shows_all(near):
             return Mask()  # the newest token sees everything that is left
         keys = cache.positions(length)
         padding = cache.padding_of(keys)

@@ -61,6 +61,10 @@ class KeyValueCache:
         self.last_embedding: Tensor | None = None  # of the newest token, for nets that look one back
         self.padding = padding
 
+    def shows_all(self, near: int) -> bool:
+        """Whether the next token, which sees `near` tokens, sees all that are held."""
+        return near >= min(self.length + 1, self.capacity)
+
     def positions(self, count: int) -> Tensor:
         """Positions of the keys that `LayerCache.extend` returns for `count` more tokens, (K,)."""
         end, device = self.length + count, self.layers[0].keys.device

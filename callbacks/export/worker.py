@@ -1,0 +1,57 @@
+"""Runs an artifact in a process of its own, and times it and the net in turns; `callbacks.export.gate` starts it."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from callbacks.export.deliverable import Inputs
+from callbacks.export.runtimes import load
+
+
+def main() -> None:
+    """Read the cases, write what the artifact makes of them."""
+    format_name, artifact, folder, threads = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(threads)
+    seconds = float(sys.argv[5])
+    run = load(format_name, artifact)
+    outputs: list[Any] = []
+    with torch.inference_mode():
+        for case in torch.load(folder / "cases.pt", weights_only=True):
+            try:
+                outputs.append([part.clone() for part in run(case)])
+            except Exception as error:  # the parent tells which case
+                outputs.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+        net = torch.load(folder / "net.pt", weights_only=False)  # the parent has just written it
+        timed = {
+            size: compare(lambda inputs: net(*inputs.values()), run, inputs, seconds)
+            for size, inputs in torch.load(folder / "timed.pt", weights_only=True).items()
+        }
+    torch.save({"outputs": outputs, "milliseconds": timed}, folder / "made.pt")
+
+
+def compare(
+    first: Callable[[Inputs], Any], second: Callable[[Inputs], Any], inputs: Inputs, seconds: float
+) -> tuple[float, float] | None:
+    """Median milliseconds of both, taking turns; None where the second can't."""
+    times: tuple[list[float], list[float]] = ([], [])
+    try:
+        for _ in range(3):
+            first(inputs), second(inputs)
+        end = time.perf_counter() + seconds
+        while len(times[0]) < 5 or time.perf_counter() < end:
+            for function, taken in zip((first, second), times, strict=True):
+                start = time.perf_counter()
+                function(inputs)
+                taken.append(1000 * (time.perf_counter() - start))
+    except Exception:  # the same that a case has told
+        return None
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+if __name__ == "__main__":
+    main()
