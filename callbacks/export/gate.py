@@ -131,7 +131,7 @@ def check(
         format_name: The format.
         path: The artifact.
         samples: What `collect` returned.
-        seconds: Time for timing, at each batch size.
+        seconds: Time for timing, at each batch size; 0: it is not timed.
     """
     inputs, used = samples
     cases = regroup(given, inputs)
@@ -214,7 +214,7 @@ def run_in_fresh_process(
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        timed = {size: repeat(cases[-1], size) for size in TIMED}
+        timed = {size: repeat(cases[-1], size) for size in TIMED if seconds}
         for name, content in (("cases", cases), ("timed", timed), ("net", given.net)):
             torch.save(content, folder / f"{name}.pt")
         argv = [sys.executable, "-m", "callbacks.export.worker", format_name, str(path.resolve()), temporary]

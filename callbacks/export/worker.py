@@ -26,11 +26,11 @@ def main() -> None:
                 outputs.append([part.clone() for part in run(case)])
             except Exception as error:  # the parent tells which case
                 outputs.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
-        net = torch.load(folder / "net.pt", weights_only=False)  # the parent has just written it
-        timed = {
-            size: compare(lambda inputs: net(*inputs.values()), run, inputs, seconds)
-            for size, inputs in torch.load(folder / "timed.pt", weights_only=True).items()
-        }
+        timed = torch.load(folder / "timed.pt", weights_only=True)
+        if timed:
+            net = torch.load(folder / "net.pt", weights_only=False)  # the parent has just written it
+            for size, inputs in timed.items():
+                timed[size] = compare(lambda inputs: net(*inputs.values()), run, inputs, seconds)
     torch.save({"outputs": outputs, "milliseconds": timed}, folder / "made.pt")
 
 

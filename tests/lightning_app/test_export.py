@@ -66,7 +66,7 @@ def _quick(in_tmp: Path, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: str) -
     Path("reviews.csv").write_text("\n".join(["text,label", *lines]))
     monkeypatch.setitem(TINY, "text_file", [*TINY["text_file"], f"--data.tokenizer={tiny_tokenizer}"])
     check = export.check
-    monkeypatch.setattr(export, "check", lambda *args: check(*args, seconds=0.0))
+    monkeypatch.setattr(export, "check", lambda *args: check(*args, seconds=0))
 
 
 def test_photos_are_told_apart_without_torch(

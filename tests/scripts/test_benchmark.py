@@ -1,6 +1,7 @@
 """The benchmarks run; what they measure is not asserted here, on machines that differ."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,13 @@ def test_the_unet_is_compared_at_equal_parameters(in_tmp: Path, monkeypatch: pyt
     rows = rows_of(monkeypatch, "unet", "--rounds", "1", "--batch_size", "2", "--image_size", "16")
     theirs, *ours = (row["parameters (M)"] for row in rows)
     assert ours == pytest.approx([theirs, theirs], rel=0.05)
+
+
+def test_an_export_has_its_ratios_in_a_cell(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    quick = ["--trainer.max_steps=6", "--test_after_fit=false"]
+    assert run(["fit", "--config=configs/vision.yaml", "--model.net=ResNet9", "--model.net.widths=[4,8]", *quick]) == 0
+    argv = ["--ckpt", "logs/vision/version_0/checkpoints/last.ckpt", "--formats", "torchscript"]
+    (row,) = rows_of(monkeypatch, "export", *argv)
+    assert row["run, artifact"] == "vision, model"
+    assert re.fullmatch(r"\d+\.\dx, \d+\.\dx", row["torchscript"])

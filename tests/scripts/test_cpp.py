@@ -27,7 +27,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build / "run_artifact"
 
 
-@pytest.mark.parametrize("name", ["torchscript", "aotinductor"])
+@pytest.mark.parametrize("name", ["torchscript", pytest.param("aotinductor", marks=pytest.mark.slow)])
 def test_it_prints_the_logits(program: Path, name: str, tmp_path: Path) -> None:
     given, (batch, _) = images()
     artifact, inputs = tmp_path / f"model{FORMATS[name].suffix}", tmp_path / "images.pt"

@@ -60,8 +60,8 @@ def texts() -> tuple[Deliverable, list[Any]]:
     return given, batches
 
 
-def judged(given: Deliverable, batches: list[Any], name: str, path: Path) -> Verdict:
-    return check(given, name, path, collect(given, batches), seconds=0.0)
+def judged(given: Deliverable, batches: list[Any], name: str, path: Path, *, seconds: float = 0) -> Verdict:
+    return check(given, name, path, collect(given, batches), seconds=seconds)
 
 
 @pytest.mark.parametrize("make", [images, texts])
@@ -70,7 +70,7 @@ def test_a_true_export_passes(make: Any, name: str, tmp_path: Path) -> None:
     given, batches = make()
     before = {key: tensor.clone() for key, tensor in given.net.state_dict().items()}
     formats.FORMATS[name].export(given, tmp_path / "model")
-    verdict = judged(given, batches, name, tmp_path / "model")
+    verdict = judged(given, batches, name, tmp_path / "model", seconds=0.01)
     assert verdict.problem is None
     assert verdict.samples == 64
     assert verdict.difference < verdict.tolerance
