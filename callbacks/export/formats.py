@@ -16,6 +16,11 @@ from callbacks.export.deliverable import Deliverable
 MOBILE_BATCH = 8  # ExecuTorch plans its memory for the largest batch
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, in a line."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def export_torchscript(given: Deliverable, path: Path) -> None:
     """TorchScript by tracing, frozen; runs in Python and in C++ (LibTorch)."""
     torchscript.trace(given.net, tuple(given.example().values()), path)
@@ -44,8 +49,8 @@ def export_program(given: Deliverable, *, largest_batch: int | None = None) -> A
         with torch.no_grad():
             return torch.export.export(given.net, tuple(given.example().values()), dynamic_shapes=(free,))
     except Exception as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ValueError(f"torch.export does not capture this net with its sizes left free: {reason}") from error
+        reason = f"torch.export does not capture this net with its sizes left free: {first_line(error)}"
+        raise ValueError(reason) from error
 
 
 def export_torch_export(given: Deliverable, path: Path) -> None:
@@ -87,7 +92,10 @@ def export_executorch(given: Deliverable, path: Path) -> None:
     from executorch.exir import to_edge_transform_and_lower
 
     program = export_program(given, largest_batch=MOBILE_BATCH)
-    lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
+    try:
+        lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
+    except Exception as error:
+        raise ValueError(f"ExecuTorch can't lower this net: {first_line(error)}") from error
     path.write_bytes(lowered.buffer)
 
 

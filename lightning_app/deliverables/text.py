@@ -45,6 +45,7 @@ def describe_text(task: TextClassifier, data: Any) -> list[Deliverable]:
 def texts(data: Any, folder: Path, most: int) -> tuple[list[str], Any]:
     """Texts of the validation split, two by two for pairs, and as a batch."""
     dataset, table = data.datasets["val"], data.tables["val"]
-    indices = range(min(most, len(dataset)))
+    positions = list(range(min(most, len(dataset))))
+    indices = dataset.order[torch.as_tensor(positions)].tolist()  # by length
     samples = [[table.texts[index], *([table.pairs[index]] if table.pairs else [])] for index in indices]
-    return [part for sample in samples for part in sample], data.collate_fn(dataset.__getitems__(list(indices)))
+    return [part for sample in samples for part in sample], data.collate_fn(dataset.__getitems__(positions))

@@ -62,7 +62,7 @@ def predicted_without_torch(*argv: str) -> str:
 def _quick(in_tmp: Path, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: str) -> None:
     """Something to read, and no time taken for timing."""
     Path("a.txt").write_text("the quick brown fox jumps over a lazy dog. " * 3000)  # 47 validation windows: few
-    lines = [f'"{("a good film", "a bad, bad film")[i % 2]} {i}",{i % 2}' for i in range(900)]
+    lines = [f'"{("a good film", "a bad, bad film")[i % 2]} {"," * (i % 5)} {i}",{i % 2}' for i in range(900)]
     Path("reviews.csv").write_text("\n".join(["text,label", *lines]))
     monkeypatch.setitem(TINY, "text_file", [*TINY["text_file"], f"--data.tokenizer={tiny_tokenizer}"])
     check = export.check
@@ -169,12 +169,20 @@ def test_texts_are_told_apart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     sidecar = json.loads(Path("exported/model.json").read_text())
     assert [spec["name"] for spec in sidecar["inputs"]] == ["input_ids", "attention_mask", "token_type_ids"]
 
-    # the low-rank updates, which are folded in, make the difference
+    # what the gate gives predict.py is what it gives the net, though evaluation goes by length
     task: Any = load_task(checkpoint)
     assert any("lora" in name for name, _ in task.net.named_parameters())
+    data = datamodule_of(checkpoint)
+    given = describe(task, data)[0]
+    assert given.raw_samples is not None
+    samples, batch = given.raw_samples(Path(), 64)
+    encoded = data.tokenizer(samples, padding=True, return_tensors="pt")
+    assert torch.equal(encoded["input_ids"], batch["input_ids"])
+
+    # the low-rank updates, which were folded in, make the difference
     texts = [f"a {word} film {number}" for word in ("good", "bad, bad") for number in range(8)]
     made = predicted_without_torch("--artifact", "exported/model.onnx", *texts)
-    encoded = datamodule_of(checkpoint).tokenizer(texts, padding=True, return_tensors="pt")
+    encoded = data.tokenizer(texts, padding=True, return_tensors="pt")
     with torch.inference_mode():
         probabilities, labels = task.probabilities(encoded).max(-1)
     rows = list(csv.reader(made.splitlines(), delimiter="\t"))
