@@ -86,7 +86,7 @@ def load(artifact: Path) -> Run:
 
     def run(arrays: Arrays) -> list[np.ndarray]:
         with torch.no_grad():
-            made = net(*map(torch.from_numpy, arrays.values()))
+            made = net(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays.values()))
         return [part.numpy() for part in (made if isinstance(made, tuple | list) else (made,))]
 
     return run

@@ -43,7 +43,8 @@ def in_order(net: Callable[..., Any]) -> Run:
     """A function of tensors in order as one of tensors by name."""
 
     def run(inputs: Inputs) -> Outputs:
-        made = net(*inputs.values())
+        # compiled code reads what it is given with the strides of the example
+        made = net(*(tensor.contiguous() for tensor in inputs.values()))
         return tuple(made) if isinstance(made, tuple | list) else (made,)
 
     return run

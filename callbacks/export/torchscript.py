@@ -27,11 +27,11 @@ def trace(net: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
         torch.jit.save(torch.jit.freeze(made), str(path))
 
 
-def refuse_what_cannot_be_scripted(net: nn.Module) -> None:
-    """Before any work.
+def scripted(net: nn.Module) -> Any:
+    """The net as TorchScript understands it; quick, so that a refusal comes before any work.
 
     Raises:
-        ValueError: A part of the net is of transformers, whose models TorchScript does not understand.
+        ValueError: The net uses what TorchScript does not know, as those of transformers do.
     """
     for part in net.modules():
         if type(part).__module__.startswith("transformers."):
@@ -40,21 +40,26 @@ def refuse_what_cannot_be_scripted(net: nn.Module) -> None:
                 "which traces"
             )
 
-
-def script(net: nn.Module, path: Path) -> None:
-    """Write a frozen script.
-
-    Raises:
-        ValueError: The net uses what TorchScript does not know.
-    """
+    kind: Any = type(net)  # TorchScript compiles properties too, unless their class names them here
+    kind.__jit_unused_properties__ = [name for name, part in vars(kind).items() if isinstance(part, property)]
     try:
         with deprecated():
-            torch.jit.save(torch.jit.freeze(torch.jit.script(net)), str(path))
+            return torch.jit.script(net)
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ValueError(
             f"{type(net).__name__} can't be scripted ({reason.strip()}): use the format torchscript, which traces"
         ) from error
+
+
+def script(net: nn.Module, path: Path) -> None:
+    """Write a frozen script.
+
+    Raises:
+        ValueError: As `scripted`.
+    """
+    with deprecated():
+        torch.jit.save(torch.jit.freeze(scripted(net)), str(path))
 
 
 def load(path: Path) -> Any:

@@ -21,7 +21,7 @@ torch::Tensor read_tensor(const std::string& path) {
     throw std::runtime_error("can't read " + path);
   }
   const std::vector<char> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  return torch::jit::pickle_load(bytes).toTensor();
+  return torch::jit::pickle_load(bytes).toTensor().contiguous();
 }
 
 bool ends_with(const std::string& text, const std::string& end) {

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
-from callbacks.export import formats
+from callbacks.export import formats, torchscript
 from callbacks.export.deliverable import Deliverable, Positional, TensorSpec
 from callbacks.export.gate import Verdict, check, collect
 from callbacks.export.torchscript import deprecated
 from models.nets.sequence_classifier import SequenceClassifier
+from models.nets.torchvision_net import TorchvisionNet
 
 
 def images() -> tuple[Deliverable, list[Any]]:
@@ -135,6 +137,14 @@ def test_formats_that_cannot_be_made_are_refused_first(monkeypatch: pytest.Monke
     monkeypatch.setattr(formats.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match=r"aotinductor needs a C\+\+ compiler"):
         formats.check_formats(["aotinductor"])
+
+
+def test_backbones_of_torchvision_are_scripted(tmp_path: Path) -> None:
+    net = TorchvisionNet(name="resnet18", num_classes=3, in_channels=1, image_size=16).eval()
+    torchscript.script(net, tmp_path / "a")
+    images = torch.rand(2, 1, 16, 16)
+    assert_close(torchscript.load(tmp_path / "a")(images), net(images))
+    assert len(net.stages) > 1
 
 
 def test_a_net_that_cannot_be_scripted_says_what_to_do(tmp_path: Path) -> None:
