@@ -22,13 +22,38 @@ def main() -> int:
         "--from_pixels", action="store_true", help="of a vision classifier: normalisation and softmax inside"
     )
     parser.add_argument("--opset", type=int, help="of ONNX (that of the installed torch)")
+    parser.add_argument("--quantize", metavar="METHOD", help="int8 too: dynamic, static or weight_only")
+    parser.add_argument("--observer", default="histogram", help="of static: histogram or min_max (histogram)")
+    parser.add_argument("--per_tensor", action="store_true", help="one scale for each weight, not one a channel")
+    parser.add_argument("--calibration_batches", type=int, default=16, help="training batches that static sees (16)")
+    parser.add_argument("--skip_modules", nargs="+", default=[], help="names in the net of what stays float32")
+    parser.add_argument(
+        "--max_drop",
+        type=float,
+        default=0.01,
+        help="what int8 may lose: of an accuracy as it is, else a share (0.01)",
+    )
+    parser.add_argument("--report_only", action="store_true", help="exit with 0 though int8 is worse or slower")
     args = parser.parse_args()
 
+    from callbacks.quantization.settings import Quantization
     from lightning_app.export import deliver, table
 
     try:
+        settings = None
+        if args.quantize:
+            settings = Quantization(
+                args.quantize,
+                observer=args.observer,
+                per_channel=not args.per_tensor,
+                calibration_batches=args.calibration_batches,
+                skip_modules=tuple(args.skip_modules),
+                max_drop=args.max_drop,
+            )
         verdicts = []
-        for verdict in deliver(args.ckpt, args.formats, args.out, from_pixels=args.from_pixels, opset=args.opset):
+        for verdict in deliver(
+            args.ckpt, args.formats, args.out, from_pixels=args.from_pixels, opset=args.opset, quantization=settings
+        ):
             print(f"{verdict.file}: {verdict.told}", file=sys.stderr, flush=True)
             verdicts.append(verdict)
     except ValueError as error:
@@ -36,7 +61,7 @@ def main() -> int:
         return 2
     print("\n".join(table(verdicts)))
     print(f"\nwritten to {args.out}: report.md, model.json; predict.py there needs nothing else of this repository")
-    return int(any(verdict.problem for verdict in verdicts))
+    return int(any(verdict.problem or (verdict.cost and not args.report_only) for verdict in verdicts))
 
 
 if __name__ == "__main__":

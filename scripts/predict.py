@@ -1,7 +1,7 @@
 """Predict from an exported artifact, without Lightning: `python predict.py --artifact model.onnx photos/*.jpg`.
 
-Needs the artifact's folder and its runtime alone: numpy; onnxruntime for .onnx, else torch (executorch for .pte);
-pillow for images, tokenizers for texts. A copy of this file lies in every artifact folder.
+Needs the artifact's folder and its runtime alone: numpy; onnxruntime for .onnx, else torch (executorch for .pte, with
+torchao for .int8.pt2); pillow for images, tokenizers for texts. A copy of this file lies in every artifact folder.
 """
 
 import argparse
@@ -80,6 +80,8 @@ def load(artifact: Path) -> Run:
     elif artifact.name.endswith(".aoti.pt2"):
         net = torch._inductor.aoti_load_package(str(artifact))
     elif artifact.suffix == ".pt2":
+        if ".int8" in artifact.name:
+            import torchao.quantization.pt2e  # noqa: F401  # the operators of int8 graphs register themselves
         net = torch.export.load(artifact).module()
     else:
         net = torch.jit.load(str(artifact))

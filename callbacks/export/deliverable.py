@@ -49,6 +49,8 @@ class Deliverable:
         score: The score of first outputs for batches of the datamodule.
         limits: Largest value of a free size.
         scored: Samples to score, at most.
+        higher_is_better: Whether a higher score is.
+        opaque: Classes of modules that tracers of Python's control flow (FX) must not look into.
         name: Of the files.
         raw_samples: Of classifiers: for a folder to write to and a count, validation samples as a user has them (files,
             texts), and what the task's `probabilities` takes.
@@ -65,6 +67,8 @@ class Deliverable:
     score: Callable[[list[Tensor], list[Any]], float]
     limits: dict[str, int] = field(default_factory=dict)
     scored: int = 512
+    higher_is_better: bool = True
+    opaque: tuple[type[nn.Module], ...] = ()
     name: str = "model"
     raw_samples: Callable[[Path, int], tuple[list[str], Any]] | None = None
     with_preprocessing: Callable[[], "Deliverable"] | None = None

@@ -88,19 +88,26 @@ def export_onnx(given: Deliverable, path: Path, *, opset: int | None = None) -> 
 
 def export_executorch(given: Deliverable, path: Path) -> None:
     """ExecuTorch's `.pte` with XNNPACK, for phones; batches of up to 8."""
+    path.write_bytes(lower_to_mobile(export_program(given, largest_batch=MOBILE_BATCH)))
+
+
+def lower_to_mobile(program: Any) -> bytes:
+    """A captured program as a `.pte`.
+
+    Raises:
+        ValueError: ExecuTorch can't lower it.
+    """
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
-    program = export_program(given, largest_batch=MOBILE_BATCH)
     # executorch 1.5.1: its EdgeOpArgValidator takes the first tensor of a list (of split, chunk, unbind) for the list,
     # asks for its length and so fixes a free batch
     unchecked = EdgeCompileConfig(_check_ir_validity=False)
     try:
         edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], compile_config=unchecked)
-        lowered = edge.to_executorch()
+        return edge.to_executorch().buffer
     except Exception as error:
         raise ValueError(f"ExecuTorch can't lower this net: {first_line(error)}") from error
-    path.write_bytes(lowered.buffer)
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,11 @@ class Verdict:
         difference: Largest difference from the net, as a share of the largest output (1 where that is less).
         score: The checkpoint's on validation data.
         artifact_score: The artifact's.
-        milliseconds: Medians of net and artifact by batch size.
+        milliseconds: Medians of net and artifact, and of a quantized one's file in float32, by batch size.
         samples: Real samples compared.
         problem: Why it failed; None: it passed.
+        kind: float32, or how it was quantized.
+        cost: What is worse or slower than in float32 by more than is allowed; None: nothing.
     """
 
     format: str
@@ -47,27 +49,55 @@ class Verdict:
     difference: float = math.nan
     score: float = math.nan
     artifact_score: float = math.nan
-    milliseconds: dict[int, tuple[float, float] | None] = field(default_factory=dict)
+    milliseconds: dict[int, tuple[float, ...] | None] = field(default_factory=dict)
     samples: int = 0
     problem: str | None = None
+    kind: str = "float32"
+    cost: str | None = None
 
     @property
     def speedup(self) -> float:
         """How many times as fast as the net, at the batch size where it is most."""
-        return max((net / artifact for net, artifact in filter(None, self.milliseconds.values())), default=math.nan)
+        return max((times[0] / times[1] for times in filter(None, self.milliseconds.values())), default=math.nan)
 
     @property
     def told(self) -> str:
         """In words."""
-        return "passed" if self.problem is None else f"FAILED: {self.problem}"
+        if self.problem is not None:
+            return f"FAILED: {self.problem}"
+        return "passed" if self.cost is None else f"NOT WORTH IT: {self.cost}"
 
     def as_dict(self) -> dict[str, Any]:
         """For the report; what is not known is None."""
-        entries = asdict(self) | {"dtype": "float32", "speedup": self.speedup, "passed": self.problem is None}
+        entries = asdict(self) | {"speedup": self.speedup, "passed": self.problem is None}
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in entries.items()
         }
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """What a quantized artifact is held against.
+
+    Args:
+        reference: The quantized net: the artifact must compute the same.
+        tolerance: Allowed difference from it.
+        kind: How it was quantized.
+        max_drop: Score that it may lose, see `drop_of`.
+        rival: The file in float32, which it must beat at some batch size.
+    """
+
+    reference: Deliverable
+    tolerance: float
+    kind: str
+    max_drop: float
+    rival: Path
+
+
+def drop_of(given: Deliverable, before: float, after: float) -> float:
+    """What a score has lost: of one that is better when higher as it is, of another as a share."""
+    return before - after if given.higher_is_better else after / before - 1
 
 
 def collect(given: Deliverable, batches: Iterable[Any]) -> tuple[list[Inputs], list[Any]]:
@@ -123,6 +153,7 @@ def check(
     samples: tuple[list[Inputs], list[Any]],
     *,
     seconds: float = 2.0,
+    rounded: Rounded | None = None,
 ) -> Verdict:
     """Load, compare, score and time an artifact.
 
@@ -132,6 +163,7 @@ def check(
         path: The artifact.
         samples: What `collect` returned.
         seconds: Time for timing, at each batch size; 0: it is not timed.
+        rounded: Of a quantized artifact, what it is compared with; its score may then differ from the net's.
     """
     inputs, used = samples
     cases = regroup(given, inputs)
@@ -139,22 +171,30 @@ def check(
         inputs = [
             {n: t[i : i + MOBILE_BATCH] for n, t in x.items()} for x in inputs for i in range(0, rows(x), MOBILE_BATCH)
         ]
-    made = run_in_fresh_process(given, format_name, path, cases + inputs, seconds)
+    rival = rounded.rival if rounded else None
+    made = run_in_fresh_process(given, format_name, path, cases + inputs, seconds, rival)
     with torch.inference_mode():
-        expected = [given.run(case) for case in cases + inputs]
-    kind = FORMATS[format_name]
-    difference, problem = compare(expected, made["outputs"], cases + inputs, kind.tolerance)
+        expected = [(rounded.reference if rounded else given).run(case) for case in cases + inputs]
+        of_net = [given.run(case) for case in inputs] if rounded else expected[len(cases) :]
+    tolerance = rounded.tolerance if rounded else FORMATS[format_name].tolerance
+    difference, problem = compare(expected, made["outputs"], cases + inputs, tolerance)
     score = artifact_score = math.nan
+    cost = None
     if not any(isinstance(output, str) for output in made["outputs"]):
-        score = given.score(like(expected[len(cases) :], used), used)
+        score = given.score(like(of_net, used), used)
         artifact_score = given.score(like(made["outputs"][len(cases) :], used), used)
-        if problem is None and not abs(artifact_score - score) <= 0.002 * max(1.0, abs(score)):
-            problem = f"{given.metric} is {artifact_score:.4f}, the checkpoint's {score:.4f}"
+        told = f"{given.metric} is {artifact_score:.4f}, the checkpoint's {score:.4f}"
+        if rounded is not None:
+            if not drop_of(given, score, artifact_score) <= rounded.max_drop:
+                cost = f"{told}: {drop_of(given, score, artifact_score):.2%} lost, {rounded.max_drop:.2%} is allowed"
+            cost = cost or slower(made["milliseconds"])
+        elif problem is None and not abs(artifact_score - score) <= 0.002 * max(1.0, abs(score)):
+            problem = told
     return Verdict(
         format=format_name,
         file=path.name,
         metric=given.metric,
-        tolerance=kind.tolerance,
+        tolerance=tolerance,
         megabytes=path.stat().st_size / 1e6,
         difference=difference,
         score=score,
@@ -162,7 +202,18 @@ def check(
         milliseconds=made["milliseconds"],
         samples=sum(map(rows, cases)),
         problem=problem,
+        kind=rounded.kind if rounded else "float32",
+        cost=cost,
     )
+
+
+def slower(milliseconds: dict[int, tuple[float, ...] | None]) -> str | None:
+    """What an artifact in int8 costs in speed; None where it is faster than in float32 at some batch size."""
+    times = {size: given[1:] for size, given in milliseconds.items() if given}
+    if not times or any(int8 < float32 for int8, float32 in times.values()):
+        return None
+    told = ", ".join(f"{int8:.2f} ms against {other:.2f} at batch {size}" for size, (int8, other) in times.items())
+    return f"no faster than the same format in float32: {told}"
 
 
 def like(outputs: list[Outputs], batches: list[Any]) -> list[Tensor]:
@@ -205,7 +256,7 @@ def difference_of(got: Tensor, wanted: Tensor) -> float:
 
 
 def run_in_fresh_process(
-    given: Deliverable, format_name: str, path: Path, cases: list[Inputs], seconds: float
+    given: Deliverable, format_name: str, path: Path, cases: list[Inputs], seconds: float, rival: Path | None
 ) -> dict[str, Any]:
     """What the artifact makes of the cases, and how long it and the net take.
 
@@ -220,7 +271,7 @@ def run_in_fresh_process(
         argv = [sys.executable, "-m", "callbacks.export.worker", format_name, str(path.resolve()), temporary]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run(
-            [*argv, str(torch.get_num_threads()), str(seconds)],
+            [*argv, str(torch.get_num_threads()), str(seconds), *([str(rival.resolve())] if rival else [])],
             cwd=ROOT,
             env=environment,
             capture_output=True,

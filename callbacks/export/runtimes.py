@@ -57,6 +57,8 @@ def load_torchscript(path: Path) -> Run:
 
 def load_torch_export(path: Path) -> Run:
     """By torch; inputs in order."""
+    if ".int8" in path.name:
+        import torchao.quantization.pt2e  # noqa: F401  # the operators of int8 graphs register themselves
     return in_order(torch.export.load(path).module())
 
 

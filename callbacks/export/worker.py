@@ -17,7 +17,7 @@ def main() -> None:
     """Read the cases, write what the artifact makes of them."""
     format_name, artifact, folder, threads = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(threads)
-    seconds = float(sys.argv[5])
+    seconds, rival = float(sys.argv[5]), sys.argv[6:]
     run = load(format_name, artifact)
     outputs: list[Any] = []
     with torch.inference_mode():
@@ -29,28 +29,28 @@ def main() -> None:
         timed = torch.load(folder / "timed.pt", weights_only=True)
         if timed:
             net = torch.load(folder / "net.pt", weights_only=False)  # the parent has just written it
+            turns = [lambda inputs: net(*inputs.values()), run, *(load(format_name, Path(path)) for path in rival)]
             for size, inputs in timed.items():
-                timed[size] = compare(lambda inputs: net(*inputs.values()), run, inputs, seconds)
+                timed[size] = compare(turns, inputs, seconds)
     torch.save({"outputs": outputs, "milliseconds": timed}, folder / "made.pt")
 
 
-def compare(
-    first: Callable[[Inputs], Any], second: Callable[[Inputs], Any], inputs: Inputs, seconds: float
-) -> tuple[float, float] | None:
-    """Median milliseconds of both, taking turns; None where the second can't."""
-    times: tuple[list[float], list[float]] = ([], [])
+def compare(turns: list[Callable[[Inputs], Any]], inputs: Inputs, seconds: float) -> tuple[float, ...] | None:
+    """Median milliseconds of each, taking turns; None where one can't."""
+    times: list[list[float]] = [[] for _ in turns]
     try:
         for _ in range(3):
-            first(inputs), second(inputs)
+            for function in turns:
+                function(inputs)
         end = time.perf_counter() + seconds
         while len(times[0]) < 5 or time.perf_counter() < end:
-            for function, taken in zip((first, second), times, strict=True):
+            for function, taken in zip(turns, times, strict=True):
                 start = time.perf_counter()
                 function(inputs)
                 taken.append(1000 * (time.perf_counter() - start))
     except Exception:  # the same that a case has told
         return None
-    return statistics.median(times[0]), statistics.median(times[1])
+    return tuple(map(statistics.median, times))
 
 
 if __name__ == "__main__":

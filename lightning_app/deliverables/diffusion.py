@@ -8,6 +8,7 @@ from torch import Tensor
 from callbacks.export.deliverable import Deliverable, Inputs, Positional, TensorSpec
 from lightning_app.deliverables.base import describe
 from models import DiffusionModel
+from models.nets.unet import SpatialAttention, TimeAndClass
 
 # B batch, C channels, H height, W width
 
@@ -49,6 +50,8 @@ def describe_diffusion(task: DiffusionModel, data: Any) -> list[Deliverable]:
         to_inputs=to_inputs,
         metric="denoising loss",
         score=score,
+        higher_is_better=False,
+        opaque=(TimeAndClass, SpatialAttention),
     )
     return [given]
 

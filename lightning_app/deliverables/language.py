@@ -28,6 +28,7 @@ def describe_language(task: LanguageModel, data: Any) -> list[Deliverable]:
         to_inputs=lambda batch: {"input_ids": batch["input_ids"]},
         metric="perplexity",
         score=lambda outputs, batches: perplexity(outputs, [batch["labels"] for batch in batches]),
+        higher_is_better=False,
         limits={"length": net.max_length},
         scored=128,
     )

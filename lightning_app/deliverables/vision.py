@@ -19,6 +19,7 @@ def describe_vision(task: VisionClassifier, data: Any) -> list[Deliverable]:
     """Normalised images to logits."""
     example: Any = task.example_input_array
     _, channels, height, width = example.shape
+    task.test_time_augmentation = "none"  # a file sees an image once
     net = task.net.to(memory_format=torch.contiguous_format)
     given = Deliverable(
         task="vision",

@@ -19,6 +19,7 @@ from torchvision.io import read_image
 
 from callbacks.artifact_export import ArtifactExport
 from callbacks.export.formats import FORMATS
+from callbacks.export.gate import Verdict
 from lightning_app import export
 from lightning_app.checkpoints import load_task
 from lightning_app.cli import run
@@ -67,13 +68,13 @@ def _quick(in_tmp: Path, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: str) -
     Path("reviews.csv").write_text("\n".join(["text,label", *lines]))
     monkeypatch.setitem(TINY, "text_file", [*TINY["text_file"], f"--data.tokenizer={tiny_tokenizer}"])
     check = export.check
-    monkeypatch.setattr(export, "check", lambda *args: check(*args, seconds=0))
+    monkeypatch.setattr(export, "check", lambda *args, **options: check(*args, seconds=0, **options))
 
 
 def test_photos_are_told_apart_without_torch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = trained(monkeypatch, "vision")
+    checkpoint = trained(monkeypatch, "vision", "--model.test_time_augmentation=flip")  # which no file repeats
     assert exported(monkeypatch, checkpoint, "onnx", "torchscript") == 0
     assert "| onnx | model.onnx |" in capsys.readouterr().out
     sidecar = json.loads(Path("exported/model.json").read_text())
@@ -116,6 +117,39 @@ def test_photos_are_told_apart_without_torch(
     made = [row.rsplit("\t", 1) for row in again.stdout.splitlines()]
     assert [name for name, _ in made] == [name for name, _ in (row.rsplit("\t", 1) for row in done.stdout.splitlines())]
     assert [float(p) for _, p in made] == pytest.approx([float(row[2]) for row in rows], abs=2e-4)
+
+
+def test_photos_are_told_apart_in_int8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = trained(monkeypatch, "vision")
+    options = ["--quantize", "static", "--max_drop", "0.1"]
+    assert exported(monkeypatch, checkpoint, "onnx", argv=options) == 0
+    assert "| onnx | model.int8.onnx | static int8 by ONNX Runtime |" in capsys.readouterr().out
+    sidecar = json.loads(Path("exported/model.json").read_text())
+    assert sidecar["artifacts"]["onnx int8"]["file"] == "model.int8.onnx"
+    task: Any = load_task(checkpoint)
+    (given,) = describe(task, datamodule_of(checkpoint))
+    assert given.raw_samples is not None
+    paths, batch = given.raw_samples(Path("exported"), 64)
+    rows = predicted_without_torch("--artifact", "exported/model.int8.onnx", *paths).splitlines()
+    with torch.inference_mode():
+        labels = task.probabilities(batch).argmax(-1).tolist()
+    agreed = [row.split("\t")[1] == task.class_names[label] for row, label in zip(rows, labels, strict=True)]
+    assert sum(agreed) >= 58
+
+    for argv, message in [
+        (["--quantize", "dynamic"], "dynamic quantization is not for the task vision: use static"),
+        (["--quantize", "weight_only"], "no backend makes onnx with weight_only quantization"),
+        (["--quantize", "int4"], "there is no quantization 'int4'"),
+    ]:
+        assert exported(monkeypatch, checkpoint, "onnx", argv=argv) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_what_int8_costs_fails_the_command_unless_it_is_only_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = "accuracy is 0.9, the checkpoint's 0.95"
+    monkeypatch.setattr(export, "deliver", lambda *args, **options: [Verdict("onnx", "a", "accuracy", 0.1, cost=cost)])
+    assert exported(monkeypatch, "any", "onnx", argv=["--quantize", "static"]) == 1
+    assert exported(monkeypatch, "any", "onnx", argv=["--quantize", "static", "--report_only"]) == 0
 
 
 def test_images_are_denoised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from callbacks.export.gate import Verdict
+from lightning_app import export
 from lightning_app.cli import run
 from scripts.benchmark import main
 
@@ -94,3 +97,14 @@ def test_an_export_has_its_ratios_in_a_cell(in_tmp: Path, monkeypatch: pytest.Mo
     (row,) = rows_of(monkeypatch, "export", *argv)
     assert row["run, artifact"] == "vision, model"
     assert re.fullmatch(r"\d+\.\dx, \d+\.\dx", row["torchscript"])
+
+
+def test_int8_is_held_against_eager_and_its_own_format(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Verdict("onnx", "model.onnx", "accuracy", 1e-4, megabytes=4)
+    int8 = replace(plain, file="model.int8.onnx", kind="static", megabytes=1, score=0.95, artifact_score=0.9)
+    int8.milliseconds = {1: (6.0, 2.0, 3.0), 8: None}
+    monkeypatch.setattr(export, "deliver", lambda *args, **options: [plain, int8])
+    (row,) = rows_of(monkeypatch, "quantization", "--static", "logs/vision/version_0/checkpoints/last.ckpt")
+    assert row["run, artifact"] == "vision, model"
+    assert (row["times eager"], row["times float32"], row["smaller"]) == ("3.0x, not timed", "1.5x, not timed", "4.0x")
+    assert (row["score"], row["verdict"]) == ("accuracy 0.9500 -> 0.9000", "passed")
